@@ -8,7 +8,7 @@ are not dense or are larger than their storage.
 import argparse
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from mmap import mmap
 from pathlib import Path
 from typing import IO, Any, cast
@@ -123,7 +123,8 @@ def _check_tensor(tensor: Tensor) -> None:
 
 def save_torch_file(content: Any, path: Path) -> None:
     """Save like `torch.save`, without fsync; replaces a file. Errors are OSError with errno and path."""
-    with path.open("wb") as file, preserve_os_error(file, path) as watched:
+    # closing is inside: it writes the last buffer, and its error names no file
+    with preserve_os_error(path.open("wb"), path) as watched, closing(watched):
         torch.save(content, watched)
 
 
@@ -154,6 +155,7 @@ def preserve_os_error(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     # torch reports a failed write as a RuntimeError about
     # the file position, without the cause (disk full)
     except (RuntimeError, OSError) as error:
-        if watched.error is None:
+        cause = watched.error or error
+        if not isinstance(cause, OSError) or cause.errno is None:
             raise
-        raise OSError(watched.error.errno, watched.error.strerror, str(path)) from error
+        raise OSError(cause.errno, cause.strerror, str(path)) from error

@@ -5,28 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
-from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
+from megatron.config.schema import DistConfig
 from megatron.engine.task_loss import TaskLoss
 from megatron.engine.torch import compilation
 from megatron.engine.torch.compilation import CACHE, choose_compilation, compile_blocks, set_cache_folder
-from megatron.engine.torch.torch_native import TorchEngine
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
-from megatron.objective.autoregressive import Autoregressive
-from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.objective.task import Objective, Task
-from megatron.parallel.world import World
-from megatron.plan.resolve import resolve_config
-
-SHAPE = ModelConfig(d_model=16, d_ff=32, d_head=4, n_heads=4, n_layers=2, n_tokens=60, vocab_rows=64)
-CPU = World(0, 1, 0, torch.device("cpu"))
-OBJECTIVES = [Autoregressive(), MaskedDiffusion(60, 1e-3, seed=0)]
+from tests.engine.conftest import ALONE, CAUSAL, MASKED, SHAPE, build_engine, build_task
 
 
 @pytest.fixture
@@ -41,22 +31,10 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     torch._dynamo.reset()
 
 
-def build_task(objective: Objective, n_samples: int, seed: int = 0) -> Task:
-    tokens = np.random.default_rng(seed).integers(0, 60, (n_samples, 33))
-    return objective.corrupt(tokens, np.arange(n_samples))
-
-
-def build_engine(objective: Objective, **dist: object) -> TorchEngine:
-    model = Gpt(SHAPE)
-    init_weights(model, 0)
-    config = DistConfig(**{"cpu_only": True, "dtype": "bfloat16", **dist})
-    return TorchEngine(model, causal=objective.causal, dist=config, optim=OptimConfig(lr=0.01), world=CPU)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
-def test_all_blocks_of_all_steps_and_batch_sizes_share_a_graph(counters, objective) -> None:
-    trained = build_engine(objective, compile=True)
+@pytest.mark.parametrize("objective", [CAUSAL, MASKED], ids=lambda objective: objective.name)
+def test_all_blocks_and_batch_sizes_share_a_graph(counters, objective) -> None:
+    trained = build_engine(objective, dtype="bfloat16", compile=True)
     n_probe = 1  # the function that tries the compiler
 
     def count_graphs() -> int:
@@ -65,26 +43,26 @@ def test_all_blocks_of_all_steps_and_batch_sizes_share_a_graph(counters, objecti
 
     # the number of masked positions differs in every step, and the head is outside of the blocks
     for seed in range(3):
-        trained.step([build_task(objective, 4, seed), build_task(objective, 4, seed + 9)], 0.01)
+        trained.step([build_task(seed, objective), build_task(seed + 9, objective)], 0.01)
     assert count_graphs() == 1
-    trained.score(build_task(objective, 4))
+    trained.score(build_task(objective=objective))
     assert count_graphs() == 2  # without gradients
     # another number of samples adds one graph of a variable number, also used by all further numbers
     for n_samples in (6, 2, 8, 3):
-        trained.step([build_task(objective, n_samples)], 0.01)
+        trained.step([build_task(0, objective, n_samples)], 0.01)
     assert count_graphs() == 3
     for n_samples in (7, 5, 3):
-        trained.score(build_task(objective, n_samples))
+        trained.score(build_task(0, objective, n_samples))
     for seed in range(3):
-        trained.step([build_task(objective, 4, seed)], 0.01)
+        trained.step([build_task(seed, objective)], 0.01)
     assert count_graphs() == 4
 
 
 @pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.slow), "selective"])
 def test_recomputed_blocks_share_a_graph_too(counters, mode: str) -> None:
-    trained = build_engine(OBJECTIVES[0], compile=True, activation_checkpointing=mode)
+    trained = build_engine(dtype="bfloat16", compile=True, activation_checkpointing=mode)
     for seed in range(2):
-        trained.step([build_task(OBJECTIVES[0], 4, seed)], 0.01)
+        trained.step([build_task(seed)], 0.01)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # with that of the probe
 
@@ -92,14 +70,14 @@ def test_recomputed_blocks_share_a_graph_too(counters, mode: str) -> None:
 def test_a_compiled_step_gives_the_losses_of_an_eager_one(counters) -> None:
     losses = []
     for compiled in (False, True):
-        trained = build_engine(OBJECTIVES[1], compile=compiled, dtype="float32")
-        reports = [trained.step([build_task(OBJECTIVES[1], 4, seed)], 0.01) for seed in range(3)]
+        trained = build_engine(MASKED, compile=compiled)
+        reports = [trained.step([build_task(seed, MASKED)], 0.01) for seed in range(3)]
         losses.append([float(report.loss_sum) / report.count for report in reports])
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_ddp_does_not_cut_the_graph_at_its_buckets(counters) -> None:
-    model, task = Gpt(SHAPE), build_task(OBJECTIVES[0], 4)
+    model, task = Gpt(SHAPE), build_task()
     init_weights(model, 0)
     compile_blocks(model, has_tensor_ranks=False, has_context_ranks=False)
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -118,17 +96,13 @@ def test_ddp_does_not_cut_the_graph_at_its_buckets(counters) -> None:
 def test_the_default_is_eager_on_a_cpu_and_compiled_on_a_gpu(monkeypatch) -> None:
     gpu = SimpleNamespace(device=torch.device("cuda", 0), n_ranks=1)
     monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: None)
-    choices = {(setting, w.device.type): choose_compilation(DistConfig(compile=setting), w)
-               for setting in (None, True, False) for w in (CPU, gpu)}  # fmt: skip
-    assert choices == {
-        (None, "cpu"): False, (None, "cuda"): True,
-        (True, "cpu"): True, (True, "cuda"): True,
-        (False, "cpu"): False, (False, "cuda"): False,
-    }  # fmt: skip
+    for setting, on_cpu, on_gpu in ((None, False, True), (True, True, True), (False, False, False)):
+        dist = DistConfig(compile=setting)
+        assert (choose_compilation(dist, ALONE), choose_compilation(dist, gpu)) == (on_cpu, on_gpu)
     assert not choose_compilation(DistConfig(engine="deepspeed"), gpu)
 
 
-def test_without_a_working_compiler_the_default_runs_eagerly_with_a_sentence(monkeypatch, caplog) -> None:
+def test_without_a_compiler_the_default_is_eager(monkeypatch, caplog) -> None:
     # what torch raises without a C++ compiler, or with a triton of another version
     monkeypatch.setattr(compilation, "BACKEND", "no-such-backend")
     gpu = SimpleNamespace(device=torch.device("cuda", 0), n_ranks=1)
@@ -138,33 +112,24 @@ def test_without_a_working_compiler_the_default_runs_eagerly_with_a_sentence(mon
     (record,) = caplog.records
     assert "torch.compile does not work here" in record.getMessage()
     with pytest.raises(ValueError, match="dist.compile: got true, but torch.compile does not work here"):
-        choose_compilation(DistConfig(compile=True), CPU)
+        choose_compilation(DistConfig(compile=True), ALONE)
 
 
-def test_runs_of_a_study_share_the_folder_of_compiled_code(monkeypatch, tmp_path: Path) -> None:
-    def folders(run: Path, **variables: str) -> list[str]:
+def test_runs_of_a_study_share_compiled_code(monkeypatch, tmp_path: Path) -> None:
+    study, alone = tmp_path / "study", tmp_path / "alone"
+    for run, variables, folder in (
+        (study / "runs" / "7M-1", {}, study / CACHE),
+        (study / "runs" / "44M-2", {}, study / CACHE),
+        (alone, {}, alone / CACHE),
+        (alone, {"TORCHINDUCTOR_CACHE_DIR": "/a"}, alone / CACHE),
+    ):
         for name in compilation.CACHE_VARIABLES:
             monkeypatch.setenv(name, "")  # restores the variable after the test
             monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         set_cache_folder(run)
-        return [os.environ[name] for name in compilation.CACHE_VARIABLES]
-
-    expected = [str(tmp_path / "study" / CACHE / part) for part in ("inductor", "triton")]
-    assert folders(tmp_path / "study" / "runs" / "7M-1") == expected
-    assert folders(tmp_path / "study" / "runs" / "44M-2") == expected
-    assert (tmp_path / "study" / CACHE).stat().st_mode & 0o077 == 0
-    assert folders(tmp_path / "alone") == [
-        str(tmp_path / "alone" / CACHE / p) for p in ("inductor", "triton")
-    ]
-    assert folders(tmp_path / "alone", TORCHINDUCTOR_CACHE_DIR="/a")[0] == "/a"
-
-
-@pytest.mark.parametrize(("written", "setting"), [("auto", None), (True, True), (False, False), (None, None)])
-def test_compile_is_auto_true_or_false(written, setting) -> None:
-    model, length = {"size": "7M", "n_tokens": 100}, {"total_iterations": 1}
-    settings = {"dist": {"compile": written}, "model": model, "lr_scheduler": length}
-    assert resolve_config(settings).dist.compile == setting
-    with pytest.raises(ValueError, match="dist.compile: got 'sometimes', expected auto, true or false"):
-        resolve_config(settings | {"dist": {"compile": "sometimes"}})
+        inductor, triton = (os.environ[name] for name in compilation.CACHE_VARIABLES)
+        assert inductor == variables.get("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        assert triton == str(folder / "triton")
+    assert (study / CACHE).stat().st_mode & 0o077 == 0

@@ -3,48 +3,25 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
-from megatron.engine.torch.torch_native import BACKOFF, INITIAL_SCALE, LossScale, TorchEngine
-from megatron.model.initialization import init_weights
+from megatron.config.schema import ModelConfig
+from megatron.engine.torch.torch_native import BACKOFF, INITIAL_SCALE, LossScale
 from megatron.model.transformer import Gpt
-from megatron.objective.autoregressive import Autoregressive
-from megatron.objective.masked_diffusion import MaskedDiffusion
-from megatron.objective.task import Task
 from megatron.parallel.world import World
-
-SHAPE = ModelConfig(d_model=16, d_ff=32, d_head=4, n_heads=4, n_layers=2, n_tokens=60, vocab_rows=64)
-
-
-def build_engine(shape: ModelConfig = SHAPE, seed: int = 0, **dist: object) -> TorchEngine:
-    model = Gpt(shape)
-    init_weights(model, seed)
-    return TorchEngine(
-        model,
-        causal=True,
-        dist=DistConfig(**{"cpu_only": True, "dtype": "float32", **dist}),
-        optim=OptimConfig(lr=0.01),
-        world=World(0, 1, 0, torch.device("cpu")),
-    )
+from tests.engine.conftest import MASKED, SHAPE, build_engine, build_task
 
 
-def build_task(seed: int = 0) -> Task:
-    tokens = np.random.default_rng(seed).integers(0, 60, (2, 9))
-    return Autoregressive().corrupt(tokens, np.arange(2))
-
-
-def test_a_state_is_a_copy_with_the_names_of_the_model_and_restores_exactly() -> None:
+def test_a_state_is_a_copy_and_restores_exactly() -> None:
     first, second = build_engine(seed=0), build_engine(seed=1)
     first.step([build_task()], 0.01)
     state = first.state_dict()
     assert set(state["model"]) == set(state["optim"]["state"]) == set(dict(Gpt(SHAPE).named_parameters()))
     second.load_state_dict(state)
     before = {name: weight.clone() for name, weight in state["model"].items()}
-    loss, other = (float(trained.step([build_task(1)], 0.01).loss_sum) for trained in (first, second))
+    loss, other = (float(trained.step([build_task(seed=1)], 0.01).loss_sum) for trained in (first, second))
     assert all(torch.equal(before[name], weight) for name, weight in state["model"].items())
     assert loss == other
     for name, weight in first.state_dict()["model"].items():
@@ -60,12 +37,12 @@ def test_a_state_is_a_copy_with_the_names_of_the_model_and_restores_exactly() ->
     ],
 )
 def test_the_state_of_another_model_is_refused(shape, sentence) -> None:
-    other = build_engine(ModelConfig(**{**SHAPE.__dict__, **shape})).state_dict()
+    other = build_engine(shape=ModelConfig(**{**SHAPE.__dict__, **shape})).state_dict()
     with pytest.raises(ValueError, match=f"weights of another model: {sentence}"):
         build_engine().load_state_dict(other)
 
 
-def test_loading_weights_alone_does_not_change_the_optimizer() -> None:
+def test_weights_alone_do_not_change_the_optimizer() -> None:
     donor, taker = build_engine(seed=1), build_engine(seed=0)
     taker.step([build_task()], 0.01)
     taker.load_state_dict({"model": donor.state_dict()["model"]})
@@ -92,7 +69,7 @@ def test_the_norm_of_a_large_gradient_is_exact() -> None:
     assert float(trained.weights.gradient_norm([large, small])) == pytest.approx(float(exact), rel=1e-7)
 
 
-def test_float16_halves_its_scale_after_an_overflow_and_continues() -> None:
+def test_float16_halves_its_scale_after_an_overflow() -> None:
     trained = build_engine(dtype="float16")
     trained.loss_scale.scale.fill_(2.0**127)
     before = trained.state_dict()["model"]["embedding.weight"]
@@ -135,12 +112,11 @@ class Counting(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def test_the_head_of_diffusion_computes_masked_positions_only() -> None:
-    tokens = np.random.default_rng(0).integers(0, 60, (4, 33))
-    hidden = MaskedDiffusion(60, 1e-3, seed=0).corrupt(tokens, np.arange(4))
+def test_the_head_of_diffusion_computes_masked_positions() -> None:
+    hidden = build_task(objective=MASKED)
     n_hidden = int((hidden.inputs == 60).sum())
     assert 0 < n_hidden < 4 * 32
-    trained = build_engine()
+    trained = build_engine(MASKED)
     with Counting() as ops:
         trained.step([hidden], 0.01)
     assert ops.rows_of_head == n_hidden
@@ -149,7 +125,7 @@ def test_the_head_of_diffusion_computes_masked_positions_only() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_nothing_in_a_step_waits_for_the_device(dtype: str) -> None:
     trained = build_engine(dtype=dtype)
-    tasks = [build_task(0), build_task(1)]
+    tasks = [build_task(0), build_task(seed=1)]
     trained.step(tasks, 0.01)
     with Counting() as ops:
         trained.step(tasks, 0.02)
@@ -163,14 +139,9 @@ def test_nothing_in_a_step_waits_for_the_device(dtype: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("settings", [{}, {"compile": True}, {"activation_checkpointing": "selective"}])
 def test_on_a_gpu_a_step_never_synchronises(settings: dict[str, Any]) -> None:
-    device = torch.device("cuda", 0)
-    model = Gpt(SHAPE)
-    init_weights(model, 0)
-    config = DistConfig(dtype="bfloat16", **settings)
-    trained = TorchEngine(
-        model, causal=True, dist=config, optim=OptimConfig(lr=0.01), world=World(0, 1, 0, device)
-    )
-    tasks = [build_task(i).pin_memory() for i in range(2)]
+    world = World(0, 1, 0, torch.device("cuda", 0))
+    trained = build_engine(world=world, dtype="bfloat16", **settings)
+    tasks = [build_task(seed=i).pin_memory() for i in range(2)]
     trained.step(tasks, 0.01)
     torch.cuda.set_sync_debug_mode("error")
     try:

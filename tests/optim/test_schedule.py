@@ -8,7 +8,7 @@ from megatron.config.schema import LrSchedulerConfig
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 
 
-def test_warm_up_is_linear_and_never_starts_at_the_peak_or_at_zero() -> None:
+def test_warm_up_is_linear_and_starts_above_zero() -> None:
     rate = build_lr_schedule(LrSchedulerConfig(), peak=1.0, n_steps=100, warmup_steps=4)
     assert [rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     rate = build_lr_schedule(LrSchedulerConfig(kind="constant"), peak=1e-3, n_steps=10, warmup_steps=0)
@@ -19,7 +19,7 @@ def test_warm_up_is_linear_and_never_starts_at_the_peak_or_at_zero() -> None:
     assert [rate(step) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
 
 
-def test_cosine_goes_from_the_peak_through_the_middle_to_the_least_rate_at_the_last_step() -> None:
+def test_cosine_ends_at_the_least_rate_at_the_last_step() -> None:
     rate = build_lr_schedule(LrSchedulerConfig(lr_min_ratio=0.2), peak=2.0, n_steps=104, warmup_steps=3)
     assert rate(3) == pytest.approx(2.0)
     assert rate(53) == pytest.approx(1.2)  # halfway: the mean of 2.0 and 0.4
@@ -35,14 +35,14 @@ def test_cosine_goes_from_the_peak_through_the_middle_to_the_least_rate_at_the_l
         ("cosine", [(1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]),
     ],
 )
-def test_wsd_warms_up_stays_and_decays_in_the_configured_shape(shape: str, last_four: list[float]) -> None:
+def test_wsd_decays_in_the_configured_shape(shape: str, last_four: list[float]) -> None:
     config = LrSchedulerConfig(kind="wsd", decay_shape=shape, lr_min_ratio=0.2)
     rate = build_lr_schedule(config, 1.0, n_steps=10, warmup_steps=2, decay_steps=4)
     assert [rate(step) for step in range(6)] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert [rate(step) for step in range(6, 10)] == pytest.approx([0.2 + 0.8 * part for part in last_four])
 
 
-def test_wsd_runs_of_every_length_share_their_steps_up_to_the_decay_of_the_shortest() -> None:
+def test_wsd_runs_share_their_steps_before_the_decay() -> None:
     config = LrSchedulerConfig(kind="wsd")
     short = build_lr_schedule(config, 1.0, n_steps=50, warmup_steps=5, decay_steps=10)
     long = build_lr_schedule(config, 1.0, n_steps=200, warmup_steps=5, decay_steps=40)
@@ -51,7 +51,7 @@ def test_wsd_runs_of_every_length_share_their_steps_up_to_the_decay_of_the_short
     assert LearningRateSchedule(**short.as_dict()) == short
 
 
-def test_a_cosine_decay_of_its_own_length_is_followed_by_the_minimum_as_in_megatron() -> None:
+def test_a_shorter_cosine_is_followed_by_the_minimum() -> None:
     # Megatron: lr = low + (peak - low) (1 + cos(pi (k - w) / (d - w))) / 2 from step w to d, then low
     config = LrSchedulerConfig(kind="cosine", total_iterations=20, lr_min_ratio=0.1, decay_iterations=8)
     rate = build_lr_schedule(config, 2.0, n_steps=20, warmup_steps=4, decay_steps=8)

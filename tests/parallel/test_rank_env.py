@@ -12,27 +12,27 @@ from megatron.parallel.rank_env import (
 )
 from megatron.study.launchers.local import LAUNCHER_VARIABLE
 
-TORCHRUN = {
-    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"
-}  # fmt: skip
-SRUN = {
-    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8",
-    "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[012-013]",
-}  # fmt: skip
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "1234", "PMIX_RANK": "2",
-}  # fmt: skip
-MVAPICH = {
-    "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-}  # fmt: skip
-PALS = {
-    "PALS_RANKID": "9", "PMI_RANK": "9", "PMI_SIZE": "12", "PALS_LOCAL_RANKID": "3", "PALS_LOCAL_SIZE": "6",
-    "MASTER_ADDR": "x1",
-}  # fmt: skip
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "1", "MASTER_ADDR": "n1"}
+
+def parse_env(line: str) -> dict[str, str]:
+    """Return the variables of a line such as "RANK=0 WORLD_SIZE=2"."""
+    return dict(word.split("=") for word in line.split())
+
+
+TORCHRUN = parse_env("RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=node0 MASTER_PORT=29400")
+SRUN = parse_env(
+    "SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 "
+    "SLURM_JOB_NODELIST=gpu[012-013]"
+)
+OPEN_MPI = parse_env(
+    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=2 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=1234 PMIX_RANK=2"
+)
+MVAPICH = parse_env(
+    "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2"
+)
+PALS = parse_env("PALS_RANKID=9 PMI_RANK=9 PMI_SIZE=12 PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=6 MASTER_ADDR=x1")
+HYDRA = parse_env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+CRAY = parse_env("PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=0 PMI_LOCAL_SIZE=1 MASTER_ADDR=n1")
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,7 @@ def test_ranks_are_found_from_every_launcher(environment: dict[str, str], ranks:
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        (
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "LOCAL_RANK, MASTER_PORT, MASTER_ADDR; start with torchrun",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_PORT, MASTER_ADDR; start with torchrun"),
         ({k: v for k, v in SRUN.items() if k != "SLURM_LOCALID"}, "without SLURM_LOCALID; start with srun"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, "without OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK, PMI_SIZE set without PMI_LOCAL_RANK"),
@@ -86,7 +83,7 @@ def test_ranks_are_found_from_every_launcher(environment: dict[str, str], ranks:
         ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 'two', expected a number"),
     ],
 )
-def test_half_of_a_launchers_variables_are_refused(environment: dict[str, str], sentence: str) -> None:
+def test_incomplete_variables_are_refused(environment: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         ranks_from_environment(environment)
     assert sentence in str(caught.value)
@@ -121,7 +118,7 @@ def test_ranks_of_one_job_agree_on_a_port_and_jobs_differ() -> None:
     assert ranks_from_environment({**SRUN, "MASTER_PORT": "555"}).port == 555
 
 
-def test_exported_variables_read_back_and_a_run_of_a_sweep_gets_none() -> None:
+def test_exported_variables_read_back() -> None:
     environment = dict(SRUN)
     ranks = ranks_from_environment(environment)
     export_ranks(ranks, environment)
@@ -134,6 +131,5 @@ def test_exported_variables_read_back_and_a_run_of_a_sweep_gets_none() -> None:
 
 @pytest.mark.parametrize("word", ["9" * 5000, "\u0663", "-1", "1.0", "", "+1", "1_0"])
 def test_an_invalid_number_of_ranks_is_named(word: str) -> None:
-    environment = {"RANK": "0", "WORLD_SIZE": word, "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
     with pytest.raises(ValueError, match="environment: WORLD_SIZE is .*, expected a number"):
-        ranks_from_environment(environment)
+        ranks_from_environment(TORCHRUN | {"WORLD_SIZE": word})

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from megatron.parallel.world import backend_for, device_index, resolve_host, use_expandable_segments
+from tests.tool_modules import Cli
 
 
 def test_every_backend_includes_gloo_for_the_cpu() -> None:
@@ -18,7 +17,7 @@ def test_every_backend_includes_gloo_for_the_cpu() -> None:
     assert backend_for(torch.device("cuda", 3)) == "cpu:gloo,cuda:nccl"
 
 
-def test_a_process_uses_the_gpu_of_its_local_rank_or_the_single_visible_one() -> None:
+def test_a_process_uses_the_gpu_of_its_local_rank() -> None:
     assert [device_index(local_rank, n_visible=8) for local_rank in (0, 3, 7)] == [0, 3, 7]
     assert device_index(5, n_visible=1) == 0
     with pytest.raises(ValueError, match="local rank 4: got 4 GPUs on this node, expected one per process"):
@@ -32,13 +31,6 @@ def test_an_unresolvable_host_is_named_within_seconds(host: str) -> None:
     with pytest.raises(ConnectionError, match="MASTER_ADDR: got .*expected the host of rank 0"):
         resolve_host(host, wait_s=0.6)
     assert 0.5 < time.monotonic() - begin < 20
-
-
-def test_a_resolvable_host_returns_at_once() -> None:
-    begin = time.monotonic()
-    for host in ("127.0.0.1", "localhost", "::1"):
-        resolve_host(host)
-    assert time.monotonic() - begin < 9
 
 
 def test_a_late_name_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,19 +48,17 @@ def test_a_late_name_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_an_unresolvable_host_ends_with_a_one_line_error(root: Path) -> None:
-    words = [sys.executable, "tools/pretrain.py", "examples_scaling/training/small.yaml"]
-    words += ["dataset.path_train=synthetic", "dist.cpu_only=true", "logging.run_dir=/nonexistent/run"]
+def test_a_run_with_an_unresolvable_host_ends(cli: Cli, root: Path) -> None:
+    words = ["dataset.path_train=synthetic", "dist.cpu_only=true", "logging.run_dir=/nonexistent/run"]
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29999"}
-    environment = {**os.environ, **ranks, "MASTER_ADDR": "no-such-host.invalid"}
-    done = subprocess.run(words, env=environment, cwd=root, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
-    assert "error: MASTER_ADDR: got 'no-such-host.invalid', expected the host of rank 0" in done.stderr
-    assert "Traceback" not in done.stderr
+    config, environment = root / "examples_scaling" / "training" / "small.yaml", {"MASTER_ADDR": "no.invalid"}
+    failed = cli("train", config, *words, status=1, env=ranks | environment).error
+    assert "error: MASTER_ADDR: got 'no.invalid', expected the host of rank 0" in failed
+    assert failed.strip().count("\n") == 0
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_the_allocator_grows_segments_unless_the_user_configures_it(monkeypatch, name: str) -> None:
+def test_the_allocator_grows_segments_by_default(monkeypatch, name: str) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for variable in names:
         monkeypatch.setenv(variable, "")  # restored after the test

@@ -15,66 +15,36 @@ TOLERANCE = 1e-5
 Case = dict[str, Any]
 Result = dict[str, Any]
 
-ZERO3, HYBRID = {"sharding_stage": "zero3"}, {"shard_size": 2}
-INTERLEAVED = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved"}
-STAGES = tuple(f"zero{i}" for i in range(4))
-DEEPSPEED = {stage: {"engine": "deepspeed", "sharding_stage": stage} for stage in STAGES}
+STAGES = ["zero0", "zero1", "zero2", "zero3"]
+DEEPSPEED = [f"deepspeed {stage}" for stage in STAGES]
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install deepspeed")
-ON_2 = {
-    "zero0": {},
-    "zero3": ZERO3,
-    "tensor": {"tensor_parallel": 2},
-    "context": {"context_parallel": 2},
-    "pipeline": {"pipeline_parallel": 2},
-}
-# group -> (ranks, name -> settings of `dist`); the layouts of a group run in the same processes
-GROUPS: dict[str, tuple[int, dict[str, Case]]] = {
+ON_2 = ["zero0", "zero3", "tensor_parallel=2", "context_parallel=2", "pipeline_parallel=2"]
+SELECTIVE, FULL = (f"activation_checkpointing={mode}" for mode in ("selective", "full"))
+OFFLOAD, OFFLOAD_ALL = "offload_optimizer=true", "offload_optimizer=true offload_parameters=true"
+INTERLEAVED = "pipeline_parallel=2 pipeline_schedule=interleaved"
+MORE = [
+    *STAGES, "zero2_hybrid shard_size=2", f"zero3 {FULL}", f"zero2 {SELECTIVE}", "zero3 cpu_offload=true",
+    "tensor_parallel=4", "tensor_parallel=2", "tensor_parallel=2 context_parallel=2", "context_parallel=4",
+    "context_parallel=2 zero2", "pipeline_parallel=4", "pipeline_parallel=2 zero1", f"{INTERLEAVED} zero1",
+    "pipeline_parallel=2 tensor_parallel=2", "pipeline_parallel=2 context_parallel=2",
+]  # fmt: skip
+COMPILED = [f"zero3 {SELECTIVE}", "tensor_parallel=2", "context_parallel=2"]
+# group -> (ranks, layouts); the layouts of a group run in the same processes
+GROUPS: dict[str, tuple[int, list[str]]] = {
+    "one": (1, ["zero0", FULL, f"{SELECTIVE} zero3", "cpu_offload=true zero2"]),
     "two": (2, ON_2),
-    "four": (
-        4,
-        {
-            "zero3_hybrid": HYBRID | {"sharding_stage": "zero3_hybrid"},
-            "tensor_zero3": ZERO3 | {"tensor_parallel": 2},
-            "interleaved": INTERLEAVED,
-        },
-    ),
-    "more": (
-        4,
-        {
-            "zero0": {},
-            "zero1": {"sharding_stage": "zero1"},
-            "zero2": {"sharding_stage": "zero2"},
-            "zero2_hybrid": HYBRID | {"sharding_stage": "zero2_hybrid"},
-            "zero3": ZERO3,
-            "zero3_recomputed": ZERO3 | {"activation_checkpointing": "full"},
-            "zero2_recomputed": {"sharding_stage": "zero2", "activation_checkpointing": "selective"},
-            "offload": ZERO3 | {"cpu_offload": True},
-            "tensor": {"tensor_parallel": 4},
-            "tensor_zero0": {"tensor_parallel": 2},
-            "context": {"context_parallel": 4},
-            "context_zero2": {"context_parallel": 2, "sharding_stage": "zero2"},
-            "tensor_context": {"tensor_parallel": 2, "context_parallel": 2},
-            "pipeline": {"pipeline_parallel": 4},
-            "pipeline_zero1": {"pipeline_parallel": 2, "sharding_stage": "zero1"},
-            "interleaved_zero1": INTERLEAVED | {"sharding_stage": "zero1"},
-            "pipeline_tensor": {"pipeline_parallel": 2, "tensor_parallel": 2},
-            "pipeline_context": {"pipeline_parallel": 2, "context_parallel": 2},
-        },
-    ),
-    "compiled": (
+    "four": (4, ["zero3_hybrid shard_size=2", "tensor_parallel=2 zero3", INTERLEAVED]),
+    "more": (4, MORE),
+    "compiled": (2, [f"compile=true {layout}" for layout in COMPILED]),
+    "deepspeed zero3": (1, DEEPSPEED[3:]),
+    "deepspeed": (
         2,
-        {
-            "compiled_zero3": ZERO3 | {"compile": True, "activation_checkpointing": "selective"},
-            "compiled_tensor": {"compile": True, "tensor_parallel": 2},
-            "compiled_context": {"compile": True, "context_parallel": 2},
-        },
+        [*DEEPSPEED, f"{DEEPSPEED[2]} {OFFLOAD}", f"{DEEPSPEED[3]} {OFFLOAD} offload_parameters=true"],
     ),
-    "deepspeed zero3": (1, {"zero3": DEEPSPEED["zero3"]}),
-    "deepspeed": (2, DEEPSPEED),
     "deepspeed on one": (1, DEEPSPEED),
     "deepspeed on four": (4, DEEPSPEED),
 }
-FAST = {("two", name) for name in OBJECTIVES} | {("deepspeed zero3", "masked_diffusion")}
+FAST = {(group, "masked_diffusion") for group in ("one", "two", "deepspeed zero3")} | {("two", OBJECTIVES[0])}
 
 
 def mark_group(group: str, objective: str) -> Any:
@@ -84,8 +54,9 @@ def mark_group(group: str, objective: str) -> Any:
 
 
 def train(cases: list[Case], n_ranks: int, folder: Path) -> dict[str, Result]:
-    """Run the cases in sequence on gloo ranks; return rank 0's result of each."""
+    """Run the cases in sequence on gloo ranks; return rank 0's result of each by name, or by layout."""
     folder.mkdir(exist_ok=True)
+    cases = [{"name": case.get("layout"), **case} for case in cases]
     ranks = start_ranks(run_cases, cases, folder, n_ranks=n_ranks, folder=folder)
     try:
         for rank in ranks:
@@ -121,48 +92,27 @@ def assert_matches(result: Result, expected: Result, name: str) -> None:
 @pytest.mark.parametrize(
     ("group", "objective"), [mark_group(group, objective) for group in GROUPS for objective in OBJECTIVES]
 )
-def test_layouts_match_a_single_process_and_resume_from_every_state(
-    alone, tmp_path: Path, group: str, objective: str
-) -> None:
+def test_layouts_match_a_single_process_and_resume(alone, tmp_path: Path, group: str, objective: str) -> None:
     """States do not depend on the objective; DeepSpeed's stages each resume from the state of another."""
     n_ranks, layouts = GROUPS[group]
     load, cases = alone[0] / f"{objective}.pt", []
-    for name, dist in layouts.items():
-        n_microbatches = 2 if n_ranks < 4 else max(2, dist.get("pipeline_parallel", 1))
-        case = {"name": name, "objective": {"name": objective}, "dist": dist, "microbatches": n_microbatches}
+    for layout in layouts:
+        n_microbatches = 4 if n_ranks == 1 or "pipeline_parallel=4" in layout else 2
+        case = {"layout": layout, "objective": {"name": objective}, "microbatches": n_microbatches}
         if objective == "autoregressive" or "deepspeed" in group:
             case |= {"load": str(load), "resume": True, "sharded": True}
         cases.append(case)
         if "deepspeed" in group:
-            load = tmp_path / f"{name}.pt"
+            load = tmp_path / f"{layout}.pt"
     if "deepspeed" in group:
         cases.append({"name": "torch", "objective": {"name": objective}, "load": str(load), "resume": True})
     expected = alone[1][objective]
+    if objective == "autoregressive":
+        assert min(expected["whole"]["norms"]) > 0.5, "clipping was active"
     for name, result in train(cases, n_ranks, tmp_path).items():
         assert_matches(result, expected, name)
         for kind in {"resumed", "moved", "sharded"} & result.keys():
             assert_close(result[kind], expected["whole"], SAVED_AFTER, f"{name}, {kind}")
-
-
-@pytest.mark.ranks
-def test_a_single_process_gives_the_same_with_microbatches_recomputation_and_any_stage(
-    alone, tmp_path
-) -> None:
-    settings = {
-        "microbatches": {},
-        "full": {"activation_checkpointing": "full"},
-        "selective": {"activation_checkpointing": "selective", "sharding_stage": "zero3"},
-        "offload": {"cpu_offload": True, "sharding_stage": "zero2"},
-    }
-    objective = {"name": "masked_diffusion"}
-    cases = [
-        {"name": name, "objective": objective, "dist": dist, "microbatches": 4}
-        for name, dist in settings.items()
-    ]
-    expected = alone[1]["masked_diffusion"]
-    assert min(alone[1]["autoregressive"]["whole"]["norms"]) > 0.5, "clipping was active"
-    for name, result in train(cases, 1, tmp_path).items():
-        assert_matches(result, expected, name)
 
 
 STREAM, PRODUCTS = "residual stream", ("result of a norm", "input of a product", "result of a product")
@@ -171,44 +121,36 @@ STREAM, PRODUCTS = "residual stream", ("result of a norm", "input of a product",
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=NEEDS_DEEPSPEED)])
-def test_every_layout_has_the_dtypes_and_losses_of_a_single_process(tmp_path, engine) -> None:
-    layouts = DEEPSPEED if engine == "deepspeed" else ON_2
-    if engine == "torch":
-        layouts = layouts | {"pipeline_zero1": {"pipeline_parallel": 2, "sharding_stage": "zero1"}}
-    streams = {"bfloat16": None, "float32": "float32"}  # dtype: value of dist.residual_dtype
+def test_layouts_have_the_dtypes_of_a_single_process(tmp_path, engine) -> None:
+    layouts = DEEPSPEED if engine == "deepspeed" else [*ON_2, "pipeline_parallel=2 zero1"]
+    streams = {"bfloat16": "dtype=bfloat16", "float32": "dtype=bfloat16 residual_dtype=float32"}
 
-    def run(n_ranks: int, layouts: dict[str, Case]) -> dict[str, Result]:
+    def run(n_ranks: int, stream: str, layouts: list[str]) -> dict[str, Result]:
         common = {"objective": {"name": "masked_diffusion"}, "record_dtypes": True, "microbatches": 2}
-        cases = [
-            {"name": f"{stream}.{name}", "dist": {"dtype": "bfloat16", "residual_dtype": setting, **layout}}
-            for name, layout in layouts.items()
-            for stream, setting in streams.items()
-            if stream == "float32" or name not in ("tensor", "context", "pipeline_zero1")
-        ]
-        return train([case | common for case in cases], n_ranks, tmp_path / str(n_ranks))
+        cases = [{"name": name, "layout": f"{name} {streams[stream]}", **common} for name in layouts]
+        return train(cases, n_ranks, tmp_path / f"{stream} {n_ranks}")
 
-    alone = run(1, {"one": {}, "offload": {"cpu_offload": True, "sharding_stage": "zero2"}})
-    for name, result in {**alone, **run(2, layouts)}.items():
-        stream = name.partition(".")[0]
-        expected = {STREAM: [stream]} | {kind: ["bfloat16"] for kind in PRODUCTS}
-        if name.partition(".")[2] not in DEEPSPEED or engine == "torch":
-            expected |= {"stored weight": ["float32"], "moment": ["float32"]}
-        assert result["dtypes"] == expected, name
-        # tensor ranks round their partial sums of a product before adding them
-        tolerance = 5e-3 if name.endswith("tensor") else 2e-3 if engine == "deepspeed" else 1e-3
-        assert result["losses"] == pytest.approx(alone[f"{stream}.one"]["losses"], abs=tolerance), name
+    in_both = {"zero0", "zero3", "pipeline_parallel=2", *DEEPSPEED}
+    for stream in streams:
+        alone = run(1, stream, ["zero0", "cpu_offload=true zero2"])
+        chosen = [name for name in layouts if stream == "float32" or name in in_both]
+        for name, result in [*alone.items(), *run(2, stream, chosen).items()]:
+            expected = {STREAM: [stream]} | {kind: ["bfloat16"] for kind in PRODUCTS}
+            if "deepspeed" not in name:
+                expected |= {"stored weight": ["float32"], "moment": ["float32"]}
+            assert result["dtypes"] == expected, (stream, name)
+            # tensor ranks round their partial sums of a product before adding them
+            tolerance = 5e-3 if "tensor" in name else 2e-3 if engine == "deepspeed" else 1e-3
+            assert result["losses"] == pytest.approx(alone["zero0"]["losses"], abs=tolerance), (stream, name)
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
-def test_half_precision_stays_near_float32_and_resumes_exactly(alone, tmp_path) -> None:
-    layouts = [("bfloat16", dist) for dist in ({}, ZERO3, *DEEPSPEED.values())]
-    layouts += [("float16", dist) for dist in ({}, ZERO3)]
-    cases = [
-        {"name": str(i), "dist": {"dtype": dtype} | dist, "resume": True}
-        for i, (dtype, dist) in enumerate(layouts)
-    ]
+def test_half_precision_is_near_float32_and_resumes_exactly(alone, tmp_path) -> None:
+    layouts = [f"dtype=bfloat16 {layout}" for layout in ("zero0", "zero3", *DEEPSPEED)]
+    layouts += ["dtype=float16 zero0", "dtype=float16 zero3"]
+    cases = [{"layout": layout, "resume": True} for layout in layouts]
     expected = alone[1]["autoregressive"]["whole"]
     for name, result in train(cases, 2, tmp_path).items():
         whole = result["whole"]
@@ -222,31 +164,14 @@ def test_half_precision_stays_near_float32_and_resumes_exactly(alone, tmp_path) 
 @pytest.mark.slow
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
-def test_offloading_of_deepspeed_changes_no_loss(alone, tmp_path) -> None:
-    layouts = {
-        "2": DEEPSPEED["zero2"] | {"offload_optimizer": True},
-        "3": DEEPSPEED["zero3"] | {"offload_optimizer": True, "offload_parameters": True},
-    }
-    cases = [{"name": name, "dist": dist, "resume": True} for name, dist in layouts.items()]
-    for name, result in train(cases, 2, tmp_path).items():
-        assert_matches(result, alone[1]["autoregressive"], name)
-        assert_close(result["resumed"], alone[1]["autoregressive"]["whole"], SAVED_AFTER, name)
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-@NEEDS_DEEPSPEED
-def test_a_nan_gradient_on_a_single_rank_changes_no_weight(tmp_path) -> None:
-    layouts = {"torch": {}, "torch zero3": ZERO3, **DEEPSPEED}
-    cases = [
-        {"name": name, "dist": dist, "objective": {"name": "masked_diffusion"}, "poison": 2}
-        for name, dist in layouts.items()
-    ]
+def test_a_nan_gradient_on_a_rank_changes_no_weight(tmp_path) -> None:
+    common = {"objective": {"name": "masked_diffusion"}, "poison": 2}
+    cases = [{"layout": layout, **common} for layout in ("zero0", "zero3", *DEEPSPEED)]
     results = train(cases, 2, tmp_path)
     for name, result in results.items():
         finite = [abs(norm) < float("inf") for norm in result["whole"]["norms"]]
         assert finite == [True, True, False, True], name
-        expected = results["torch"]["whole"]["losses"][3:]
+        expected = results["zero0"]["whole"]["losses"][3:]
         assert result["whole"]["losses"][3:] == pytest.approx(expected, abs=1e-5), name
 
 
@@ -277,22 +202,18 @@ OPTIONS: dict[str, Case] = {
 @pytest.mark.ranks
 @NEEDS_DEEPSPEED
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_shape_and_objective_gives_the_same_losses_in_all_layouts(tmp_path: Path, option: str) -> None:
-    layouts = {
-        "zero3": ZERO3,
-        "ds1": DEEPSPEED["zero1"],
-        # before zero3, which changes it in a process
-        "ds2 selective": DEEPSPEED["zero2"] | {"activation_checkpointing": "selective"},
-        "ds2 full": DEEPSPEED["zero2"] | {"activation_checkpointing": "full"},
-        "ds3": DEEPSPEED["zero3"],
-        "ds3 full": DEEPSPEED["zero3"] | {"activation_checkpointing": "full"},
-    }
-    if option == "qwen2":
-        layouts = {name: ON_2[name] for name in ("tensor", "pipeline", "context")}
-    (tmp_path / "one").mkdir()
-    alone = train([{"name": "one", **OPTIONS[option]}], 1, tmp_path / "one")["one"]
-    cases = [
-        {"name": name, "dist": dist, "microbatches": 2, **OPTIONS[option]} for name, dist in layouts.items()
+def test_every_option_has_the_same_losses_in_all_layouts(tmp_path: Path, option: str) -> None:
+    layouts = ["zero3", DEEPSPEED[1]]
+    # before zero3, which changes zero2 in a process
+    layouts += [
+        f"{DEEPSPEED[2]} {SELECTIVE}",
+        f"{DEEPSPEED[2]} {FULL}",
+        DEEPSPEED[3],
+        f"{DEEPSPEED[3]} {FULL}",
     ]
+    if option == "qwen2":
+        layouts = ON_2[2:]
+    alone = train([{"name": "one", **OPTIONS[option]}], 1, tmp_path / "one")["one"]
+    cases = [{"layout": layout, "microbatches": 2, **OPTIONS[option]} for layout in layouts]
     for name, result in train(cases, 2, tmp_path).items():
         assert_matches(result, alone, name)

@@ -2,8 +2,9 @@
 
 Keys of a case, all optional but the first:
 
-    name           of its files: rank 0 writes OUT/NAME.json, and the state after SAVED_AFTER steps, NAME.pt
-    dist, model, objective      sections of the configuration
+    name           of its files: rank 0 writes OUT/NAME.result, and the state after SAVED_AFTER steps, NAME.pt
+    layout         settings of `dist`, such as "pipeline_parallel=2 zero1"
+    model, objective            sections of the configuration
     microbatches   per step and rank
     resume         resume from the state after SAVED_AFTER steps
     load           path of a state of another layout, to resume from
@@ -25,6 +26,7 @@ from torch import nn
 from megatron.checkpoint import sharded
 from megatron.config.parallelism import build_layout
 from megatron.config.schema import DistConfig, RunConfig
+from megatron.config.yaml_file import parse_overrides
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Block, Gpt, RmsNorm
 from megatron.objective.task import Objective, Task
@@ -41,19 +43,26 @@ Case = dict[str, Any]
 Result = dict[str, list[float]]
 
 
+def parse_layout(layout: str) -> dict[str, Any]:
+    """Return settings of `dist`; a word without a value is an engine or a sharding stage."""
+    words = [
+        word if "=" in word else f"{'engine' if word == 'deepspeed' else 'sharding_stage'}={word}"
+        for word in layout.split()
+    ]
+    return parse_overrides([f"dist.{word}" for word in words]).get("dist", {})
+
+
 def build_config(case: Case, n_ranks: int) -> RunConfig:
     """Return the configuration of a case."""
-    dist = {"cpu_only": True, "dtype": "float32", "timeout_s": TIMEOUT_S, **case.get("dist", {})}
+    common = {"cpu_only": True, "dtype": "float32", "timeout_s": TIMEOUT_S}
+    dist = common | parse_layout(case.get("layout", ""))
     n_shares = build_layout(DistConfig(**dist), n_ranks, n_ranks).data
+    rows = BATCH // n_shares // case.get("microbatches", 1)
     return resolve_config(
         {
             "dist": dist,
             "model": {**MODEL, "vocab_rows": 64, **case.get("model", {})},
-            "dataset": {
-                "seq_len": SEQ,
-                "batch_size": BATCH,
-                "microbatch_size": BATCH // n_shares // case.get("microbatches", 1),
-            },
+            "dataset": {"seq_len": SEQ, "batch_size": BATCH, "microbatch_size": rows},
             "objective": case.get("objective", {}),
             "optim": {"lr": 0.01, "grad_clip": 0.5},
             "lr_scheduler": {"total_iterations": N_STEPS},

@@ -10,32 +10,35 @@ import pytest
 import torch
 
 from megatron.checkpoint import layout
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.parallel.world import World
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import read_metrics
 from megatron.plan.run_plan import plan_run
+from megatron.study.launchers.launch import read_last_metrics
 from megatron.train import loop
 from megatron.train.build import Run, build_run
 from tests.conftest import load_newest
+from tests.datasets import write_dataset
 from tests.rank_processes import Rank, run_tool, start_ranks, stop_ranks
 from tests.tool_modules import Cli, CliResult
 
 N_TOKENS = 200
 ALONE = World(0, 1, 0, torch.device("cpu"))
 MDM = "objective.name=masked_diffusion"
+COMMON = [
+    "dist.dtype=float32", "dist.cpu_only=true", "logging.every_iterations=1", "logging.tensorboard=false",
+    "misc.n_threads=1",
+]  # fmt: skip
 
 
 def write_corpus(prefix: Path, n_documents: int, seed: int) -> None:
     """Write documents whose tokens follow from the previous one, with noise: the loss can decrease."""
-    rng = np.random.default_rng(seed)
-    with IndexedWriter(prefix, np.dtype(np.uint16), {"tokenizer": {"n_tokens": N_TOKENS}}) as writer:
-        for _ in range(n_documents):
-            length = int(rng.integers(20, 60))
-            ids = (
-                int(rng.integers(N_TOKENS)) + 3 * np.arange(length) + rng.integers(0, 3, length)
-            ) % N_TOKENS
-            writer.add_document(ids)
+    rng, documents = np.random.default_rng(seed), []
+    for _ in range(n_documents):
+        length = int(rng.integers(20, 60))
+        first, noise = int(rng.integers(N_TOKENS)), rng.integers(0, 3, length)
+        documents.append((first + 3 * np.arange(length) + noise) % N_TOKENS)
+    write_dataset(prefix, documents, {"tokenizer": {"n_tokens": N_TOKENS}})
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +48,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder / "train", 100, seed=0)
     write_corpus(folder / "held_out", 30, seed=1)
     return folder
+
+
+@pytest.fixture
+def blend(corpus: Path, tmp_path: Path) -> list[str]:
+    """Changes of the small run for two corpora: 12 steps of 24 samples, 3 : 1."""
+    path = tmp_path / "blend.txt"
+    path.write_text(f"3 {corpus / 'train'}\n1 {corpus / 'held_out'}\n")
+    return [f"dataset.path_train={path}", f"dataset.path_eval={path}"]
 
 
 @pytest.fixture(scope="session")
@@ -59,23 +70,16 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(corpus: Path) -> list[str]:
     """key=value arguments of a run of 12 steps: slightly more than two epochs."""
     return [
-        f"dataset.path_train={corpus / 'train'}",
-        f"dataset.path_eval={corpus / 'held_out'}",
-        "dataset.seq_len=32",
-        "dataset.batch_size=24",
-        "model.d_model=32",
-        "model.n_heads=2",
-        "model.n_layers=2",
-        "optim.lr=0.01",
-        "lr_scheduler.total_iterations=12",
-        "lr_scheduler.warmup_iterations=3",
-        "dist.dtype=float32",
-        "dist.cpu_only=true",
-        "logging.every_iterations=1",
-        "logging.tensorboard=false",
-        "misc.n_threads=1",
-        "evaluation.num_mc=2",
-    ]
+        *COMMON, f"dataset.path_train={corpus / 'train'}", f"dataset.path_eval={corpus / 'held_out'}",
+        "dataset.seq_len=32", "dataset.batch_size=24", "model.d_model=32", "model.n_heads=2",
+        "model.n_layers=2", "optim.lr=0.01", "lr_scheduler.total_iterations=12",
+        "lr_scheduler.warmup_iterations=3", "evaluation.num_mc=2",
+    ]  # fmt: skip
+
+
+def save_every(n_steps: int) -> str:
+    """Return the setting to save a checkpoint after every `n_steps`."""
+    return f"checkpoint.chkpt_saving_iterations={n_steps}"
 
 
 Pretrain = Callable[..., CliResult]
@@ -132,19 +136,34 @@ def small_run(words: list[str], config_file: Path) -> SmallRun:
     return build_small_run
 
 
+def read_lines(run: Path, kind: str = "train") -> list[dict]:
+    """Return the lines of a kind in a run's metrics."""
+    return [line for line in read_metrics(run) if line["kind"] == kind]
+
+
 def read_losses(run: Path, kind: str = "train") -> list[float]:
     """Return the logged losses of a run, in order."""
-    return [line["loss"] for line in read_metrics(run) if line["kind"] == kind]
+    return [line["loss"] for line in read_lines(run, kind)]
 
 
-def read_last(run: Path, kind: str = "train") -> dict:
-    """Return the last line of a kind in a run's metrics."""
-    return [line for line in read_metrics(run) if line["kind"] == kind][-1]
+def list_saved(run: Path) -> list[layout.CheckpointInfo]:
+    """Return the complete checkpoints of a run, in order."""
+    return layout.find_checkpoints(run / "checkpoints")
+
+
+def read_error(result: CliResult) -> str:
+    """Return the last line of a program's standard error."""
+    return result.error.strip().splitlines()[-1]
+
+
+def read_step(run: Path) -> int:
+    """Return the step of the last line of a run's metrics, 0 before the first."""
+    return (read_last_metrics(run) or {"step": 0})["step"]
 
 
 def remove_end(run: Path) -> None:
     """Remove the last checkpoint and the result of a run, as if it had been killed before."""
-    shutil.rmtree(layout.find_checkpoints(run / "checkpoints", "step")[-1].path)
+    shutil.rmtree(list_saved(run)[-1].path)
     (run / "result.json").unlink()
 
 

@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,25 @@ from tests.rank_processes import read_timeouts
 BAD_SAMPLE = 110
 
 
+def run_before(owner: Any, name: str, action: Callable[[], None]) -> None:
+    """Change a function or method: it calls `action` first."""
+    function = getattr(owner, name)
+
+    def run(*words: Any, **more: Any) -> Any:
+        action()
+        return function(*words, **more)
+
+    setattr(owner, name, run)
+
+
 def kill_after_third_save() -> None:
     """SIGKILL the process as soon as its third checkpoint has appeared."""
-    n_saved = 0
+    calls = count(1)
 
     def die_after(save: Callable[..., None]) -> Callable[..., None]:
         def save_and_die(*words: Any) -> None:
-            nonlocal n_saved
             save(*words)
-            n_saved += 1
-            if n_saved == 3:
+            if next(calls) == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return save_and_die
@@ -41,24 +52,10 @@ def kill_after_third_save() -> None:
     store.commit_checkpoint = die_after(store.commit_checkpoint)  # the sharded layout
 
 
-def limit_file_size() -> None:
-    """Make files above 32 KiB fail, as on a full disk; Python ignores SIGXFSZ."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, 1 << 15))
-
-
-def limit_memory() -> None:
-    """Make allocations above 6 GiB fail."""
-    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-
-
-def ignore_hangup() -> None:
-    """Ignore SIGHUP, as nohup does."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def prepend_path(folder: Path) -> None:
-    """Import modules of a folder first, as with PYTHONPATH."""
-    sys.path.insert(0, str(folder))
+# files above 32 KiB fail, as on a full disk (Python ignores SIGXFSZ); allocations above 6 GiB fail
+limit_file_size = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 15, 1 << 15))
+limit_memory = partial(resource.setrlimit, resource.RLIMIT_AS, (6 << 30, 6 << 30))
+ignore_hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 
 
 def spoil_sample() -> None:
@@ -79,10 +76,9 @@ def spoil_sample() -> None:
 def wait_at_random(record: Path | None = None) -> None:
     """Delay reads and steps at random, and record (number, SHA-256) of every sample that a rank reads."""
     rng = np.random.default_rng(int(os.environ.get("RANK", "0")) + 100 * os.getpid())
-    take, step = MixtureSamples.take, TorchEngine.step
+    take = MixtureSamples.take
 
-    def late_take(self: MixtureSamples, numbers: np.ndarray) -> np.ndarray:
-        time.sleep(float(rng.uniform(0, 0.05)))
+    def take_and_record(self: MixtureSamples, numbers: np.ndarray) -> np.ndarray:
         windows = take(self, numbers)
         if record is not None:
             with (record / str(os.getpid())).open("a") as file:
@@ -90,11 +86,9 @@ def wait_at_random(record: Path | None = None) -> None:
                     file.write(f"{number} {hashlib.sha256(window.tobytes()).hexdigest()}\n")
         return windows
 
-    def late_step(self: TorchEngine, *words: object, **more: object) -> object:
-        time.sleep(float(rng.uniform(0, 0.05)))
-        return step(self, *words, **more)
-
-    MixtureSamples.take, TorchEngine.step = late_take, late_step
+    MixtureSamples.take = take_and_record
+    for owner, name in ((MixtureSamples, "take"), (TorchEngine, "step")):
+        run_before(owner, name, lambda: time.sleep(float(rng.uniform(0, 0.05))))
 
 
 def delay_operation(rank: int, seconds: float, operation: str) -> None:
@@ -104,16 +98,9 @@ def delay_operation(rank: int, seconds: float, operation: str) -> None:
         "save": (store, "save_checkpoint"),
         "data": (Autoregressive, "corrupt"),
     }[operation]
-    function, waited = getattr(owner, name), []
-
-    def run_slowly(*words: Any, **more: Any) -> Any:
-        if not waited:
-            waited.append(seconds)
-            time.sleep(seconds)
-        return function(*words, **more)
-
+    waits = chain([seconds], repeat(0.0))
     if os.environ["RANK"] == str(rank):
-        setattr(owner, name, run_slowly)
+        run_before(owner, name, lambda: time.sleep(next(waits)))
 
 
 def print_timeouts() -> None:

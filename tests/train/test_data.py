@@ -1,7 +1,6 @@
 """Training data, from the configuration to samples: orders, limits, and datasets that are refused."""
 
 import json
-import os
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,30 +10,26 @@ import pytest
 
 from megatron.config.schema import RunConfig
 from megatron.data.indexed import IndexedTokens
-from megatron.data.indexed_writer import IndexedWriter
 from megatron.data.megatron_order import MegatronSamples
 from megatron.data.samples import Samples
+from megatron.io import read_json
 from megatron.plan.resolve import load_config, resolve_config
 from megatron.plan.run_dir import RESULT
 from megatron.plan.run_plan import plan_run
 from megatron.train.build import open_held_out_samples, open_train_samples
-from tests.remote_servers import STORE_VARIABLES, serve_store
-from tests.train.conftest import read_last, read_losses
+from tests.datasets import write_dataset
+from tests.train.conftest import read_lines
 
 S = 32
 SHAPE = {"d_model": 16, "n_heads": 2, "n_layers": 1}
 
 
-def write_dataset(prefix: Path, odd: int | None = None, about: dict | None = None) -> str:
+def write_corpus(prefix: Path, odd: int | None = None, about: dict | None = None) -> str:
     """Write 40 documents of 25 ids below 100, one of them `odd`; no sidecar if `about` is None."""
-    rng = np.random.default_rng(0)
-    with IndexedWriter(prefix, np.dtype("<i4"), about) as writer:
-        for _ in range(40):
-            writer.add_document(rng.integers(0, 100, 25))
+    ids = np.random.default_rng(0).integers(0, 100, (40, 25))
     if odd is not None:
-        ids = np.fromfile(f"{prefix}.bin", "<i4")
-        ids[757] = odd
-        ids.tofile(f"{prefix}.bin")
+        ids.flat[757] = odd
+    write_dataset(prefix, ids, about, "<i4")
     if about is None:
         Path(f"{prefix}.json").unlink()
     return str(prefix)
@@ -47,10 +42,10 @@ def config_of(path: Path | str, n_tokens: int | None = 100, **data: object) -> R
 
 
 @pytest.mark.parametrize("odd", [100, 70_000, -1])
-def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path: Path, odd: int) -> None:
+def test_an_id_past_the_vocabulary_is_named(tmp_path: Path, odd: int) -> None:
     for order, about in product(("epoch", "megatron"), (None, {"tokenizer": {"n_tokens": 100}})):
-        prefix = write_dataset(tmp_path / "odd", odd, about)
-        good = write_dataset(tmp_path / "good", None, about)
+        prefix = write_corpus(tmp_path / "odd", odd, about)
+        good = write_corpus(tmp_path / "good", None, about)
         listed = tmp_path / "blend.txt"
         listed.write_text(f"1 {good}\n1 {prefix}\n")
         expected = rf"odd: got id {odd}, expected 0 to 99 \(model.n_tokens=100\)"
@@ -66,34 +61,27 @@ def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path
         assert open_train_samples(config_of(good, order=order), 400).take(np.arange(400)).max() < 100
 
 
-def test_training_on_an_id_past_the_vocabulary_gives_a_one_line_error(pretrain, tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "odd", 70_000)
-    changes = ["model.n_tokens=100", f"dataset.path_train={prefix}", "dataset.path_eval=null"]
-    failed = pretrain(tmp_path / "run", *changes, status=1)
-    assert failed.error.splitlines()[-1].startswith(f"error: {prefix}: got id 70000, expected 0 to 99")
-
-
 def test_sidecars_that_miss_or_contradict_are_named(tmp_path: Path) -> None:
-    foreign = write_dataset(tmp_path / "foreign")
+    foreign = write_corpus(tmp_path / "foreign")
     with pytest.raises(ValueError, match=f"{foreign} has no sidecar .*model.n_tokens=50257"):
         config_of(foreign, n_tokens=None)
     assert plan_run(config_of(foreign)).warnings == ()
-    prefix = write_dataset(tmp_path / "x", None, {"tokenizer": {"n_tokens": 100}})
-    content = json.loads(Path(f"{prefix}.json").read_text())
+    prefix = write_corpus(tmp_path / "x", None, {"tokenizer": {"n_tokens": 100}})
+    content = read_json(Path(f"{prefix}.json"))
     Path(f"{prefix}.json").write_text(json.dumps(content | {"tokens": 9999}))
     with pytest.raises(ValueError, match="x.json: got 9,999 tokens, expected 1,000 as in its .idx"):
         open_train_samples(config_of(prefix), 90)
 
 
-def test_a_blend_of_documents_that_end_differently_is_refused_unless_the_key_allows_it(
+def test_mixed_ends_of_documents_need_a_key(
     tmp_path: Path,
 ) -> None:
     def write(name: str, eod_id: int, append_eod: bool = True) -> str:
         tokenizer = {"n_tokens": 100, "sha256": "same", "eod_id": eod_id}
-        return write_dataset(tmp_path / name, None, {"append_eod": append_eod, "tokenizer": tokenizer})
+        return write_corpus(tmp_path / name, None, {"append_eod": append_eod, "tokenizer": tokenizer})
 
     first, two, none = write("one", 1), write("two", 2), write("none", 1, append_eod=False)
-    foreign = write_dataset(tmp_path / "foreign")
+    foreign = write_corpus(tmp_path / "foreign")
     listed = tmp_path / "blend.txt"
     for other, use in ((two, "end-of-document id 2"), (none, "no end-of-document token")):
         listed.write_text(f"1 {first}\n1 {other}\n")
@@ -131,7 +119,7 @@ def test_training_samples_have_the_configured_order(small_config, corpus: Path) 
     assert len(identities) == 2, "two orders are two runs"
 
 
-def test_every_epoch_contains_the_first_windows_up_to_the_limit_once(small_config, corpus) -> None:
+def test_every_epoch_contains_the_limited_windows_once(small_config, corpus) -> None:
     # ten windows: nine contain one token too few
     samples = open_train_samples(small_config(f"dataset.unique_tokens={9 * S + 1}"), 12 * 24)
     assert samples.samples_per_epoch == 10
@@ -142,21 +130,16 @@ def test_every_epoch_contains_the_first_windows_up_to_the_limit_once(small_confi
     assert epochs[0] != epochs[1]
 
 
-def test_the_plan_counts_epochs_and_repetitions_of_the_part(small_config) -> None:
-    part = f"dataset.unique_tokens={48 * S}"
-    plan = plan_run(small_config(part))
-    # 12 steps of 24 samples over 48 unique ones
-    assert (plan.epochs, plan.unique_tokens, plan.repeated_tokens) == (6.0, 48 * S, 5 * 48 * S)
-    epochs = ["lr_scheduler.total_iterations=null", "lr_scheduler.total_epochs=3"]
-    assert plan_run(small_config(part, *epochs)).n_steps == 6
+def test_the_length_in_epochs_is_of_the_part(small_config) -> None:
+    # the part of two batches is seen three times
+    words = (f"dataset.unique_tokens={48 * S}", "lr_scheduler.total_iterations=null")
+    assert plan_run(small_config(*words, "lr_scheduler.total_epochs=3")).n_steps == 6
     # the part changes the identity only if it is given
-    plans = [plan, plan_run(small_config())]
+    plans = [plan_run(small_config(*part)) for part in (words[:1], ())]
     assert len({plan.identity for plan in plans}) == len({plan.trunk_identity for plan in plans}) == 2
 
 
-def test_corpora_of_a_blend_contribute_their_share_and_repeat_together(
-    small_config, corpus, tmp_path
-) -> None:
+def test_limited_corpora_of_a_blend_repeat_together(small_config, corpus, tmp_path) -> None:
     (tmp_path / "two.txt").write_text(f"0.75 {corpus / 'train'}\n0.25 {corpus / 'held_out'}\n")
     config = small_config(f"dataset.path_train={tmp_path / 'two.txt'}", f"dataset.unique_tokens={48 * S}")
     first, second = plan_run(config).corpora
@@ -175,31 +158,10 @@ def test_data_that_cannot_be_limited_is_refused(small_config) -> None:
             plan_run(small_config("dataset.unique_tokens=1000", more))
 
 
-def test_a_run_logs_the_part_and_its_epochs_and_its_written_configuration_is_read_back(
-    pretrain, tmp_path
-) -> None:
+def test_a_run_logs_its_part_and_epochs(pretrain, tmp_path) -> None:
     pretrain(tmp_path, f"dataset.unique_tokens={48 * S}")
-    last = read_last(tmp_path)
+    last = read_lines(tmp_path)[-1]
+    # 12 steps of 24 samples over 48 unique ones
     assert (last["epoch"], last["unique_tokens"], last["repeated_tokens"]) == (6.0, 48 * S, 5 * 48 * S)
-    result = json.loads((tmp_path / RESULT).read_text())
+    result = read_json(tmp_path / RESULT)
     assert plan_run(resolve_config(result["config"])).identity == result["identity"]
-
-
-def test_a_run_reads_its_tokens_from_a_store_and_has_the_losses_of_local_files(
-    pretrain, words, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretrain(tmp_path / "local")
-    with serve_store() as url:
-        import s3fs
-
-        variables = {**STORE_VARIABLES, "AWS_ENDPOINT_URL": url, "SCALING_CACHE": str(tmp_path / "cache")}
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        store = s3fs.S3FileSystem(endpoint_url=url, key="test", secret="hidden")
-        store.mkdir("tokens")
-        for file in corpus.iterdir():
-            store.put_file(str(file), f"tokens/{file.name}")
-        remote = [word.replace(f"{corpus}{os.sep}", "s3://tokens/") for word in words if str(corpus) in word]
-        pretrain(tmp_path / "remote", *remote)
-    for kind in ("train", "validation"):
-        assert read_losses(tmp_path / "remote", kind) == read_losses(tmp_path / "local", kind) != []

@@ -5,20 +5,20 @@ import pytest
 from megatron.checkpoint import layout, reshard
 from megatron.plan.run_dir import is_done
 from tests.conftest import load_newest
-from tests.train.conftest import assert_same_losses
+from tests.train.conftest import assert_same_losses, list_saved, save_every
 
 pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_run_resumes_with_other_ranks_engine_and_layout(pretrain, tmp_path) -> None:
+def test_a_run_resumes_with_another_engine_and_layout(pretrain, tmp_path) -> None:
     alone, moved = tmp_path / "alone", tmp_path / "moved"
-    changes = ["checkpoint.chkpt_saving_iterations=4", "checkpoint.keep_last=9"]
+    changes = [save_every(4), "checkpoint.keep_last=9"]
     pretrain(alone, *changes)
 
     def forget_after(n_checkpoints: int) -> None:
-        for checkpoint in layout.find_checkpoints(moved / "checkpoints")[n_checkpoints:]:
+        for checkpoint in list_saved(moved)[n_checkpoints:]:
             checkpoint.path.rename(tmp_path / checkpoint.path.name)
         (moved / "result.json").unlink()
 
@@ -30,7 +30,7 @@ def test_a_run_resumes_with_other_ranks_engine_and_layout(pretrain, tmp_path) ->
     assert "resuming after step 4" in pretrain(moved, *changes).error
     forget_after(2)
     # steps 9 to 12 from torch's full checkpoint, converted to sharded
-    full = layout.find_checkpoints(moved / "checkpoints")[1].path
+    full = list_saved(moved)[1].path
     name = layout.new_checkpoint_name("step", preempt=False)
     reshard.reshard_to_sharded(full, moved / "checkpoints" / name)
     zero[1] = "dist.sharding_stage=zero2"

@@ -12,46 +12,39 @@ from pathlib import Path
 import pytest
 
 from megatron.plan.run_dir import is_done
-from megatron.study.launchers.launch import read_last_metrics
 from tests.rank_processes import Rank
+from tests.train.conftest import read_error, read_step, save_every
 from tests.train.faults import delay_operation, print_timeouts
 
 TIMEOUT_S = 3
 SLACK_S = 40  # for a busy machine: to compare the ranks, and for a Python process with torch to exit
 LIMIT = f"dist.timeout_s={TIMEOUT_S}"
 LONG = "lr_scheduler.total_iterations=100000"
-LAYOUTS = {
-    "ddp": [],
-    "tensor": ["dist.tensor_parallel=2"],
-    "pipeline": ["dist.pipeline_parallel=2"],
-    "deepspeed zero3": ["dist.engine=deepspeed", "dist.sharding_stage=zero3"],
-}
+PARALLEL = [
+    "dist.tensor_parallel=2",
+    "dist.pipeline_parallel=2",
+    "dist.engine=deepspeed dist.sharding_stage=zero3",
+]
 
 
 def stop_rank(start, run: Path, *changes: str, victim: int) -> tuple[list[Rank], int]:
     """Return the ranks, of which `victim` was stopped, and the last reported step at that time."""
     ranks = start(run, *changes, LIMIT, LONG)
-
-    def read_step() -> int:
-        return (read_last_metrics(run) or {"step": 0})["step"]
-
-    ranks[0].wait_for(lambda: read_step() >= 5)
+    ranks[0].wait_for(lambda: read_step(run) >= 5)
     time.sleep(0.6)  # a rank sends its step every 0.25 s
     ranks[victim].send_signal(signal.SIGSTOP)
-    return ranks, read_step()
+    return ranks, read_step(run)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "layout", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in list(LAYOUTS)[1:])]
-)
-def test_the_others_end_in_time_and_name_the_rank_that_hangs_and_its_step(start, tmp_path, layout) -> None:
+@pytest.mark.parametrize("layout", ["", *(pytest.param(words, marks=pytest.mark.slow) for words in PARALLEL)])
+def test_a_rank_that_hangs_is_named_with_its_step(start, tmp_path, layout) -> None:
     if "deepspeed" in layout:
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")
-    ranks, step = stop_rank(start, tmp_path / "run", *LAYOUTS[layout], victim=1)
+    ranks, step = stop_rank(start, tmp_path / "run", *layout.split(), victim=1)
     ended = ranks[0].wait(TIMEOUT_S + SLACK_S)
     assert ended.status == 1
-    last = ended.error.strip().splitlines()[-1]
+    last = read_error(ended)
     named = re.match(r"error: rank 1 hangs: no heartbeat since step (\d+) \((.+?)\); rank 0 is in step", last)
     assert named is not None, ended.error
     assert 0 < int(named[1]) <= step + 200, "the interval between two beats is at most two seconds"
@@ -69,9 +62,9 @@ def test_rank_0_which_hosts_the_store_is_named_too(start, tmp_path) -> None:
 
 
 @pytest.mark.ranks
-def test_the_groups_of_a_run_that_saves_in_the_background_have_the_time_limit(pretrain, tmp_path) -> None:
+def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
     changes = ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
-    changes += ["checkpoint.chkpt_saving_iterations=4", "dist.timeout_s=77"]
+    changes += [save_every(4), "dist.timeout_s=77"]
     done = pretrain(tmp_path, *changes, n_ranks=2, change=print_timeouts)
     last = [line for line in done.error.splitlines() if line.startswith("limits ")][-1]
     assert set(last.removeprefix("limits ").split()) == {"77.0"} and last.count("77.0") >= 2
@@ -94,21 +87,21 @@ def test_slow_work_does_not_end_a_run(pretrain, tmp_path, rank, seconds, operati
 
 
 @pytest.mark.ranks
-def test_when_a_rank_is_killed_the_others_end_soon_and_name_it(start, tmp_path) -> None:
+def test_the_others_end_soon_after_a_kill_and_name_the_rank(start, tmp_path) -> None:
     ranks = start(tmp_path / "run", LONG, LIMIT)
-    ranks[0].wait_for(lambda: (read_last_metrics(tmp_path / "run") or {"step": 0})["step"] >= 2)
+    ranks[0].wait_for(lambda: read_step(tmp_path / "run") >= 2)
     ranks[1].send_signal(signal.SIGKILL)
     ended = ranks[0].wait(SLACK_S)
-    last = ended.error.strip().splitlines()[-1]
+    last = read_error(ended)
     assert ended.status == 1 and last.startswith("error: another rank is gone"), ended.error
     assert re.search(r"rank 1 sends no heartbeat since (step \d+|before the first)", last), last
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_live_rank_that_keeps_the_others_waiting_is_named(start, tmp_path) -> None:
+def test_a_slow_rank_is_named(start, tmp_path) -> None:
     ranks = start(tmp_path / "run", LIMIT, change=partial(delay_operation, 1, 600, "data"))
     ended = ranks[0].wait()
     expected = "error: rank 1 is behind, in step 1 (waiting for data); others in step 1 (training)"
-    assert ended.status == 1 and ended.error.strip().splitlines()[-1].startswith(expected), ended.error
+    assert ended.status == 1 and read_error(ended).startswith(expected), ended.error
     assert "rank 1 is behind, in step 1 (waiting for data)" in ranks[1].error.read_text()

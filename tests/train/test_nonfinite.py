@@ -17,7 +17,7 @@ from megatron.plan.run_dir import METRICS, RESULT
 from megatron.train import loop
 from megatron.train.nonfinite_monitor import MAX_OVERFLOWS, NonFiniteMonitor, NonFiniteStep
 from megatron.train.state import TrainState
-from tests.train.conftest import ALONE
+from tests.train.conftest import ALONE, read_error, save_every
 
 
 def read_strict(path: Path) -> list[Any]:
@@ -41,25 +41,25 @@ def spoil_scorings(monkeypatch: pytest.MonkeyPatch, *bad: int) -> None:
     monkeypatch.setattr(loop, "validate", validate_with_nan)
 
 
-def test_a_run_with_a_nan_held_out_loss_ends_before_it_saves(pretrain, tmp_path) -> None:
+def test_a_nan_held_out_loss_ends_a_run_before_it_saves(pretrain, tmp_path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         spoil_scorings(patched, 2)
-        done = pretrain(tmp_path, "checkpoint.chkpt_saving_iterations=6", status=1)
-    assert done.error.splitlines()[-1] == (
+        done = pretrain(tmp_path, save_every(6), status=1)
+    assert read_error(done) == (
         "error: step 12: got a held-out loss of nan, expected a finite number. "
         "Lower optim.lr, or look for a damaged corpus; nothing was saved at this step."
     )
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1 and not (tmp_path / RESULT).exists()
     kinds = [(line["kind"], line["step"]) for line in read_strict(tmp_path / METRICS)]
     assert ("validation", 6) in kinds and ("validation", 12) not in kinds
-    pretrain(tmp_path, "checkpoint.chkpt_saving_iterations=6")  # the same command again, from step 6
+    pretrain(tmp_path, save_every(6))  # the same command again, from step 6
     assert read_strict(tmp_path / RESULT)[0]["loss"] > 0
 
 
-def test_a_run_that_skips_continues_but_is_not_done_without_a_loss(pretrain, tmp_path, monkeypatch) -> None:
+def test_a_run_that_skips_is_not_done_without_a_loss(pretrain, tmp_path, monkeypatch) -> None:
     spoil_scorings(monkeypatch, 1, 3)
     done = pretrain(tmp_path, "evaluation.every_iterations=4", "misc.on_nonfinite=skip", status=1)
-    assert "step 12: got a held-out loss of nan" in done.error.splitlines()[-1]
+    assert "step 12: got a held-out loss of nan" in read_error(done)
     assert "step 4: got a held-out loss of nan, expected a finite number" in done.error + done.output
     lines = [line for line in read_strict(tmp_path / METRICS) if line["kind"] == "validation"]
     assert [(line["step"], line["loss"] is None) for line in lines] == [(4, True), (8, False)]
@@ -68,8 +68,8 @@ def test_a_run_that_skips_continues_but_is_not_done_without_a_loss(pretrain, tmp
 
 def test_a_diverged_run_ends_before_its_weights_are_saved(pretrain, tmp_path) -> None:
     changes = ["optim.lr=1e30", "optim.grad_clip=0", "logging.every_iterations=100"]
-    failed = pretrain(tmp_path, *changes, "checkpoint.chkpt_saving_iterations=2", status=1)
-    assert "Lower optim.lr" in failed.error.splitlines()[-1]
+    failed = pretrain(tmp_path, *changes, save_every(2), status=1)
+    assert "Lower optim.lr" in read_error(failed)
     assert not list(tmp_path.glob("checkpoints/*"))
 
 
@@ -104,7 +104,7 @@ def test_a_nan_gradient_is_reported_at_once(no_number: float) -> None:
     assert str(NonFiniteStep(2, [])) == "step 2: the gradient is NaN or Inf, but every loss is finite"
 
 
-def test_overflows_of_float16_are_reported_only_after_many_in_a_row() -> None:
+def test_only_many_overflows_of_float16_are_reported() -> None:
     monitor = NonFiniteMonitor(ALONE, gradients_may_overflow=True)
     assert add_steps(monitor, 1, [math.inf] * MAX_OVERFLOWS) == []
     assert add_steps(monitor, 1 + MAX_OVERFLOWS, [1.0] + [math.inf] * (MAX_OVERFLOWS - 1)) == []

@@ -1,35 +1,28 @@
 """Preemption: on a signal all ranks save once and exit with 75."""
 
-import contextlib
 import os
 import pty
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from megatron.checkpoint import layout, store
-from tests.train.conftest import read_losses
+from megatron.checkpoint import store
+from tests.train.conftest import list_saved, read_step
 from tests.train.faults import ignore_hangup
 
 LONG = "lr_scheduler.total_iterations=30000"
 
 
-def has_steps(run: Path, n: int = 3) -> bool:
-    return len(read_losses(run)) >= n
-
-
 @pytest.mark.ranks
-def test_a_signal_to_a_single_rank_makes_all_save_once_and_exit_75(start, pretrain, tmp_path) -> None:
+def test_a_signal_to_a_rank_makes_all_save_and_exit_75(start, pretrain, tmp_path) -> None:
     run = tmp_path / "run"
     ranks = start(run, LONG)
-    ranks[1].wait_for(lambda: has_steps(run))
+    ranks[1].wait_for(lambda: read_step(run) >= 3)
     ranks[1].send_signal(signal.SIGUSR1)
     assert [rank.wait().status for rank in ranks] == [75, 75]
-    saved = layout.find_checkpoints(run / "checkpoints")
+    saved = list_saved(run)
     assert [checkpoint.is_preempt for checkpoint in saved] == [True]
     step = store.verify_checkpoint(saved[0].path)["step"]
     assert 3 <= step < 30000
@@ -41,17 +34,17 @@ def test_a_signal_to_a_single_rank_makes_all_save_once_and_exit_75(start, pretra
     assert f"resuming after step {step}" in again.error
 
 
-def test_a_run_that_ignores_sighup_as_under_nohup_outlives_its_terminal(start, tmp_path) -> None:
+def test_a_run_under_nohup_ignores_sighup(start, tmp_path) -> None:
     (rank,) = start(tmp_path / "run", LONG, n_ranks=1, change=ignore_hangup)
-    rank.wait_for(lambda: has_steps(tmp_path / "run"))
+    rank.wait_for(lambda: read_step(tmp_path / "run") >= 3)
     rank.send_signal(signal.SIGHUP)
-    n = len(read_losses(tmp_path / "run"))
-    rank.wait_for(lambda: has_steps(tmp_path / "run", n + 20))
+    n = read_step(tmp_path / "run")
+    rank.wait_for(lambda: read_step(tmp_path / "run") >= n + 20)
     rank.send_signal(signal.SIGTERM)
     assert rank.wait().status == 75
 
 
-def test_a_signal_that_comes_while_the_process_ends_does_not_change_its_status(root) -> None:
+def test_a_late_signal_does_not_change_the_status(root) -> None:
     code = (
         "import atexit, os, pathlib, sys\n"
         f"sys.path.insert(0, {str(root)!r})\n"
@@ -66,49 +59,24 @@ def test_a_signal_that_comes_while_the_process_ends_does_not_change_its_status(r
 def test_resume_checkpoints_are_saved_by_the_clock(pretrain, tmp_path) -> None:
     every_step = "checkpoint.preempt_every_minutes=1e-9"
     pretrain(tmp_path, every_step, "checkpoint.keep_last=100", "checkpoint.keep_every=6")
-    saved = layout.find_checkpoints(tmp_path / "checkpoints")
+    saved = list_saved(tmp_path)
     # before each of the 12 steps, and at the end
     assert [checkpoint.is_preempt for checkpoint in saved] == [True] * 12 + [False]
     assert [store.verify_checkpoint(checkpoint.path)["step"] for checkpoint in saved] == list(range(13))
 
 
-def start_in_a_terminal(command: list[str], run: Path) -> tuple[int, int]:
-    """Start a command in its own terminal; return (process, terminal) after three logged steps."""
-    process, terminal = pty.fork()
-    if not process:
-        os.execv(command[0], command)
-    deadline = time.monotonic() + 240
-    while not has_steps(run):
-        assert time.monotonic() < deadline
-        os.set_blocking(terminal, False)
-        with contextlib.suppress(BlockingIOError):
-            os.read(terminal, 1 << 16)
-        time.sleep(0.02)
-    return process, terminal
-
-
-def wait_for_end(process: int, seconds: float = 120) -> int:
-    deadline = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(process, signal.SIGKILL)
-            raise AssertionError("the process does not end")
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("n_ranks", [1, 2])
-def test_a_run_whose_terminal_is_closed_saves_and_exits_75(
-    root, words, config_file, tmp_path, n_ranks
-) -> None:
+def test_a_run_whose_terminal_is_closed_exits_75(root, words, config_file, tmp_path, n_ranks) -> None:
     run = tmp_path / "run"
     start = [] if n_ranks == 1 else [str(root / "tools" / "start_ranks.py"), str(n_ranks)]
     command = [sys.executable, *start, str(root / "tools" / "pretrain.py"), str(config_file)]
-    process, terminal = start_in_a_terminal([*command, *words, LONG, f"logging.run_dir={run}"], run)
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(command[0], [*command, *words, LONG, f"logging.run_dir={run}"])
+    while read_step(run) < 3:
+        os.read(terminal, 1 << 16)  # waits for the next line; fails if the process has ended
     os.close(terminal)
-    assert wait_for_end(process) == 75
-    assert [checkpoint.is_preempt for checkpoint in layout.find_checkpoints(run / "checkpoints")] == [True]
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 75
+    assert [checkpoint.is_preempt for checkpoint in list_saved(run)] == [True]

@@ -1,29 +1,29 @@
 """Complete runs: what they learn, write and refuse, alone and on two ranks."""
 
-import json
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from megatron.checkpoint import layout
+from megatron.io import read_json
 from megatron.plan.run_dir import lock_run, read_metrics
 from megatron.train import loop
 from tests.train.conftest import (
     MDM,
     assert_same_losses,
     assert_same_weights,
-    read_last,
+    list_saved,
+    read_error,
+    read_lines,
     read_losses,
     remove_end,
+    save_every,
 )
 
 OBJECTIVES = ("autoregressive", "masked_diffusion")
 ABLATIONS = {
-    "none": [MDM],
     "autoregressive": [
         "objective.orders=4", "objective.randmask_ratio=0.3", "model.attention_dropout=0.2",
     ],
@@ -36,11 +36,12 @@ GPT2_AND_MORE = [
     "model.norm=layernorm", "model.feed_forward=gelu", "model.positions=learned", "model.biases=true",
     "model.tied_embedding=false", "model.n_kv_heads=1", "model.qk_norm=true", "model.document_mask=true",
     "model.eod_id=7", "model.parametrization=completep", "model.base_d_model=16", "model.base_n_layers=1",
+    "dist.compile=auto",
 ]  # fmt: skip
 
 
 def read_result(run: Path) -> dict:
-    return json.loads((run / "result.json").read_text())
+    return read_json(run / "result.json")
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -54,13 +55,14 @@ def test_a_run_learns_and_writes_its_results(pretrain, tmp_path, objective) -> N
     assert read_losses(run, "validation")[-1] < math.log(200) - 0.3
     result = read_result(run)
     assert result["loss"] == read_losses(run, "validation")[-1]
+    assert read_json(run / "plan.json")["microbatch_size"] == 24
     assert (result["mc_se"] is None) == (objective == "autoregressive")
     assert "step: 100  loss:" in done.error and "mfu: n/a" in done.error
     assert [p.name for p in run.glob("*.partial")] == []
     assert pretrain(run, *changes).output.strip() == f"{run}: already done"
 
 
-def test_gpt2s_shape_with_document_masks_trains_under_completep(pretrain, tmp_path) -> None:
+def test_gpt2s_shape_with_document_masks_trains(pretrain, tmp_path) -> None:
     done = pretrain(tmp_path, *GPT2_AND_MORE)
     train = read_losses(tmp_path)
     assert train[-1] < train[0] - 0.3
@@ -68,17 +70,17 @@ def test_gpt2s_shape_with_document_masks_trains_under_completep(pretrain, tmp_pa
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_on_synthetic_tokens_learns_that_they_are_uniform(pretrain, tmp_path, objective) -> None:
+def test_uniform_tokens_cost_their_entropy(pretrain, tmp_path, objective) -> None:
     synthetic = ["dataset.path_train=synthetic", "dataset.path_eval=synthetic", "model.n_tokens=10"]
     pretrain(tmp_path, *synthetic, f"objective.name={objective}", "lr_scheduler.total_iterations=60")
-    held_out = read_last(tmp_path, "validation")
+    held_out = read_lines(tmp_path, "validation")[-1]
     # no model can be better than log 10 nats, up to the error of the estimate; an untrained model starts near
     # log 128, the log of its rows
     error = 4 * math.hypot(held_out["loss_se"], held_out["mc_se"] or 0)
     assert math.log(10) - error < held_out["loss"] < math.log(10) + 0.3
 
 
-def test_the_test_text_is_scored_once_at_the_end_and_changes_nothing_else(pretrain, tmp_path, corpus) -> None:
+def test_the_test_text_is_scored_once_at_the_end(pretrain, tmp_path, corpus) -> None:
     """The test text is here the held-out text, whose score is known."""
     plain, tested = tmp_path / "plain", tmp_path / "tested"
     changes = [MDM, "evaluation.every_iterations=6"]
@@ -104,23 +106,28 @@ def test_bfloat16_and_offloading_give_the_losses_of_float32(pretrain, tmp_path) 
     assert_same_losses(offload, exact)
 
 
-@pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron"])
-def test_a_run_stopped_at_step_7_and_resumed_ends_bit_equal(pretrain, tmp_path, change) -> None:
+@pytest.mark.parametrize("change", ["objective.name=autoregressive", MDM, "dataset.order=megatron", "blend"])
+def test_a_run_resumed_without_workers_ends_bit_equal(pretrain, blend, tmp_path, change) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    changes = [change, "checkpoint.chkpt_saving_iterations=7"]
-    pretrain(whole, *changes)
+    changes = [*(blend if change == "blend" else [change]), save_every(7)]
+    done = pretrain(whole, *changes, "dataset.num_workers=2")
+    if change == "blend":
+        assert "train: 75.00% of the samples" in done.error
+        plan, last = read_json(whole / "plan.json"), read_lines(whole)[-1]
+        assert [last[key] for key in ("unique_tokens", "repeated_tokens")] == [
+            plan[key] for key in ("unique_tokens", "repeated_tokens")
+        ]
+        assert last["epochs"] == {corpus["name"]: corpus["epochs"] for corpus in plan["corpora"]}
     shutil.copytree(whole, halved)
     remove_end(halved)
-    assert "resuming after step 7" in pretrain(halved, *changes).error
+    assert "resuming after step 7" in pretrain(halved, *changes, "dataset.num_workers=0").error
     assert read_losses(whole) == read_losses(halved)
     assert_same_weights(halved, whole)
     assert read_result(whole)["loss"] == read_result(halved)["loss"]
 
 
 @pytest.mark.parametrize("was_logged", [True, False])
-def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result(
-    pretrain, tmp_path, was_logged
-) -> None:
+def test_a_run_killed_before_its_result_gets_its_result(pretrain, tmp_path, was_logged) -> None:
     pretrain(tmp_path)
     before, lines = read_result(tmp_path), list(read_metrics(tmp_path))
     assert lines[-1]["kind"] == "validation"
@@ -131,13 +138,13 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_its_result
     pretrain(tmp_path)
     assert read_result(tmp_path) == before
     assert list(read_metrics(tmp_path)) == lines
-    assert len(layout.find_checkpoints(tmp_path / "checkpoints")) == 1
+    assert len(list_saved(tmp_path)) == 1
 
 
 # tests/ranks covers both objectives without ablations; noise depends on the sample, not on the rank
 @pytest.mark.ranks
 @pytest.mark.parametrize("ablation", ABLATIONS)
-def test_two_ranks_and_microbatches_give_the_losses_of_a_single_rank(pretrain, tmp_path, ablation) -> None:
+def test_two_ranks_have_the_losses_of_a_single_rank(pretrain, tmp_path, ablation) -> None:
     changes = [*ABLATIONS[ablation], "lr_scheduler.total_iterations=6"]
     pretrain(tmp_path / "one", *changes)
     pretrain(tmp_path / "two", *changes, "dataset.microbatch_size=4", n_ranks=2)
@@ -145,10 +152,10 @@ def test_two_ranks_and_microbatches_give_the_losses_of_a_single_rank(pretrain, t
 
 
 @pytest.mark.ranks
-def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(pretrain, tmp_path) -> None:
+def test_a_pipeline_run_resumes_with_sharding(pretrain, tmp_path) -> None:
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # 7 samples do not divide among 2 ranks
-    changes = ["checkpoint.chkpt_saving_iterations=7", "evaluation.max_samples=7"]
+    changes = [save_every(7), "evaluation.max_samples=7"]
     pretrain(whole, *changes)
     pretrain(moved, *changes, "dist.pipeline_parallel=2", n_ranks=2)
     remove_end(moved)
@@ -156,18 +163,17 @@ def test_a_pipeline_run_resumes_with_sharding_and_the_losses_of_a_single_rank(pr
     assert_same_losses(moved, whole)
 
 
-def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_step(pretrain, tmp_path) -> None:
+def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -> None:
     trunk, alone, branch = (tmp_path / name for name in ("trunk", "alone", "branch"))
     wsd = ["lr_scheduler.kind=wsd", "lr_scheduler.decay_iterations=4", "checkpoint.keep_last=null"]
-    pretrain(trunk, *wsd, "lr_scheduler.total_iterations=20", "checkpoint.chkpt_saving_iterations=8")
+    pretrain(trunk, *wsd, "lr_scheduler.total_iterations=20", save_every(8))
     pretrain(alone, *wsd)
-    at_8, at_16, _ = (checkpoint.path for checkpoint in layout.find_checkpoints(trunk / "checkpoints"))
+    at_8, at_16, _ = (checkpoint.path for checkpoint in list_saved(trunk))
     wsd.append(f"checkpoint.branch_from={at_8}")
     assert "resuming after step 8" in pretrain(branch, *wsd).error
     # 12 steps, the last 4 with decay: the branch takes these, the trunk has taken the others
     ours, theirs = (
-        [(line["step"], line["loss"], line["lr"]) for line in read_metrics(run) if line["kind"] == "train"]
-        for run in (branch, alone)
+        [(line["step"], line["loss"], line["lr"]) for line in read_lines(run)] for run in (branch, alone)
     )
     assert [step for step, *_ in ours] == [9, 10, 11, 12] and ours == theirs[8:]
     assert_same_weights(branch, alone)
@@ -176,30 +182,36 @@ def test_a_branch_of_a_stable_trunk_ends_bit_equal_to_the_run_from_its_first_ste
     assert "resuming after step 12 from" in pretrain(branch, *wsd).error
     shutil.rmtree(branch)
     late = pretrain(branch, *wsd, f"checkpoint.branch_from={at_16}", status=1)
-    assert "learning rates equal those of this run for the first 8 only" in late.error.splitlines()[-1]
+    assert "learning rates equal those of this run for the first 8 only" in read_error(late)
     assert "run with another model, corpus" in pretrain(branch, *wsd, "misc.seed=5", status=1).error
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_not_modified(pretrain, tmp_path) -> None:
-    pretrain(tmp_path)
-    before = sorted((tmp_path / "checkpoints").iterdir()), (tmp_path / "plan.json").read_text()
-    last = pretrain(tmp_path, "model.d_model=64", status=1).error.splitlines()[-1]
-    assert last.startswith("error: ") and "model.d_model was 32, is 64" in last
-    assert (sorted((tmp_path / "checkpoints").iterdir()), (tmp_path / "plan.json").read_text()) == before
-
-
-def test_bad_input_gives_a_one_line_error_and_no_files(pretrain, tmp_path) -> None:
-    for changes, sentence in (
-        (["optim.lrr=1"], "optim: unknown key 'lrr'; did you mean 'lr'?"),
-        (["dataset.path_train=nowhere/text"], "nowhere/text.idx: no such file"),
-        (
-            ["dataset.batch_size=5", "dataset.microbatch_size=3"],
-            "dataset.microbatch_size: got 3, expected a divisor of the 5 samples of a rank",
-        ),
+def test_a_checkpoint_of_another_run_is_refused(pretrain, blend, tmp_path) -> None:
+    run, listed = tmp_path / "run", tmp_path / "blend.txt"
+    pretrain(run, *blend)
+    before = sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()
+    for change, weight, sentence in (
+        ("model.d_model=64", "3 ", "model.d_model was 32, is 64"),
+        ("model.d_model=32", "2 ", "checkpoint of another run (its corpus has changed"),
     ):
-        failed = pretrain(tmp_path / "run", *changes, status=1)
+        listed.write_text(listed.read_text().replace("3 ", weight))
+        last = read_error(pretrain(run, *blend, change, status=1))
+        assert last.startswith("error: ") and sentence in last
+    assert (sorted((run / "checkpoints").iterdir()), (run / "plan.json").read_text()) == before
+
+
+def test_bad_input_is_refused_without_files(pretrain, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    for change, sentence in (
+        ("optim.lrr=1", "optim: unknown key 'lrr'; did you mean 'lr'?"),
+        ("dataset.path_train=nowhere/text", "nowhere/text.idx: no such file"),
+        ("dataset.microbatch_size=5", "got 5, expected a divisor of the 24 samples of a rank"),
+        ("dist.engine=deepspeed", "in sys.modules). pip install deepspeed"),
+    ):
+        failed = pretrain(tmp_path, change, status=1)
         assert failed.error.count("\n") == 1 and sentence in failed.error
-        assert not (tmp_path / "run").exists()
+        assert list(tmp_path.iterdir()) == []
+    pretrain(tmp_path)  # with torch, without DeepSpeed
 
 
 def test_two_trainings_never_share_a_folder(pretrain, tmp_path, monkeypatch) -> None:
@@ -209,20 +221,3 @@ def test_two_trainings_never_share_a_folder(pretrain, tmp_path, monkeypatch) -> 
     assert failed.error.count("\n") == 1 and "another process is training there" in failed.error
     run_lock.close()
     pretrain(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_process_on_a_single_rank_imports_neither_the_compiler_nor_dtensor(
-    words, config_file, root: Path, tmp_path: Path
-) -> None:
-    """Each of these imports would add a second to every run of a ladder."""
-    program = (
-        "import sys; from tools.pretrain import main; status = main(sys.argv[1:]); "
-        "heavy = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.checkpoint'}; "
-        "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(config_file), *words, f"logging.run_dir={tmp_path}"],
-        capture_output=True, text=True, timeout=300, cwd=root,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

@@ -10,25 +10,26 @@ import pandas as pd
 import pytest
 
 from megatron.data.indexed import IndexedTokens
+from megatron.io import read_json
 from tests.rank_processes import run_tool, start_ranks, stop_ranks
 from tests.tool_modules import Cli, CliResult
-from tests.train.conftest import read_losses
+from tests.train.conftest import read_losses, save_every
 
 
 def read_scores(folder: Path, pattern: str) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+    return [read_json(path) for path in sorted(folder.glob(pattern))]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "objective", ["autoregressive", pytest.param("masked_diffusion", marks=pytest.mark.slow)]
 )
-def test_a_study_is_scored_once_and_gives_the_losses_of_training(
+def test_a_study_is_scored_once_with_the_losses_of_training(
     pretrain, corpus: Path, tmp_path: Path, cli: Cli, objective: str
 ) -> None:
     study, data = tmp_path / "study", corpus / "held_out"
     for seed in (0, 1):
-        changes = [f"objective.name={objective}", "checkpoint.chkpt_saving_iterations=6", f"misc.seed={seed}"]
+        changes = [f"objective.name={objective}", save_every(6), f"misc.seed={seed}"]
         pretrain(study / f"seed{seed}", *changes)
     n_windows = (IndexedTokens(data).n_tokens - 1) // 32  # training omits the last partial window
     options = ("--data", data, "--num-mc", 2, "--device", "cpu")
@@ -89,14 +90,14 @@ def test_a_blend_is_scored_domain_by_domain(run: Path, corpus: Path, tmp_path: P
     assert result["n_documents"] == train["n_documents"] + held_out["n_documents"]
 
 
-def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
+def test_a_later_tokenizer_adds_bits_per_byte(
     run: Path, corpus: Path, tmp_path: Path, cli: Cli, stories_folder: Path
 ) -> None:
     """Also if the tokenizer of the corpus has moved. Per-document results are removed with their scores."""
     for source in corpus.glob("held_out.*"):
         shutil.copy(source, tmp_path / f"moved{source.suffix}")
     sidecar = tmp_path / "moved.json"
-    about = json.loads(sidecar.read_text())
+    about = read_json(sidecar)
     sidecar.write_text(json.dumps({**about, "tokenizer": {"name": str(tmp_path / "gone"), "n_tokens": 64}}))
     score: partial[CliResult] = partial(
         cli, "validate.py", run, "--data", tmp_path / "moved", "--device", "cpu"
@@ -105,12 +106,12 @@ def test_a_later_tokenizer_adds_bits_per_byte_to_earlier_scores(
     assert f"no bits per byte: {tmp_path / 'gone'}: no such tokenizer folder; give --tokenizer" in first
     (path,) = run.glob("validation/*/moved-ar-????????.json")
     documents = path.with_suffix(".documents.parquet")
-    before = json.loads(path.read_text())
+    before = read_json(path)
     assert before["bits_per_byte"] is None and documents.exists()
     failed = score("--tokenizer", tmp_path / "none", status=1)
     assert "none: no such tokenizer folder" in failed.error
     assert "scored before" not in score("--tokenizer", stories_folder).output
-    result = json.loads(path.read_text())
+    result = read_json(path)
     assert result["bits_per_byte"] > 0 and result["loss"] == before["loss"] and documents.exists()
     third = score()
     assert "scored before" in third.output and "no bits per byte" not in third.error
@@ -138,9 +139,7 @@ def test_bad_input_gives_a_one_line_error(run: Path, corpus: Path, tmp_path: Pat
     assert not (run / "validation").exists()
 
 
-def test_results_in_another_folder_leave_the_run_unchanged_and_warn_of_longer_windows(
-    run: Path, corpus: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_scores_elsewhere_leave_the_run_unchanged(run: Path, corpus: Path, tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "out"
 
     def list_files() -> list[tuple[str, int, int]]:
