@@ -1,6 +1,7 @@
 """Megatron checkpoints, sharded here rank by rank as in Megatron's layers, are merged into one model."""
 
 import enum
+import itertools
 import sys
 import types
 from argparse import Namespace
@@ -31,15 +32,10 @@ def share(tensor: Tensor, rank: int, n_ranks: int, dim: int = 0) -> Tensor:
 
 def shard_qkv(model: Gpt, layer: int, rank: int, n_ranks: int, kind: str) -> Tensor:
     """Return a rank's rows of query_key_value: for each key head its queries, the key, the value."""
-    config, attention = model.config, model.blocks[layer].attention
-    k, shared = config.d_head, config.n_heads // config.kv_heads
-    query, key, value = (getattr(getattr(attention, n), kind) for n in ("query", "key", "value"))
-    rows = []
-    for group in range(rank * config.kv_heads // n_ranks, (rank + 1) * config.kv_heads // n_ranks):
-        for head in range(group * shared, (group + 1) * shared):
-            rows.append(query[head * k : (head + 1) * k])
-        rows += [key[group * k : (group + 1) * k], value[group * k : (group + 1) * k]]
-    return torch.cat(rows)
+    attention, n_groups = model.blocks[layer].attention, model.config.kv_heads
+    parts = (getattr(getattr(attention, name), kind) for name in ("query", "key", "value"))
+    groups = zip(*(part.chunk(n_groups) for part in parts), strict=True)
+    return share(torch.cat([torch.cat(group) for group in groups]), rank, n_ranks)
 
 
 def shard_layer(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
@@ -61,6 +57,29 @@ def shard_layer(model: Gpt, layer: int, rank: int, n: int) -> Tensors:
         tensors["self_attention.q_layernorm.weight"] = block.attention.query_norm.weight
         tensors["self_attention.k_layernorm.weight"] = block.attention.key_norm.weight
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def shard_outside(model: Gpt, rank: int, n: int) -> Tensors:
+    """Return the tensors outside of the layers on one tensor rank, under the names of Megatron core."""
+    tensors = {"embedding.word_embeddings.weight": share(model.embedding.weight, rank, n)}
+    if model.position_embedding is not None:
+        tensors["embedding.position_embeddings.weight"] = model.position_embedding.weight
+    tensors |= {f"decoder.final_layernorm.{kind}": of for kind, of in model.norm.named_parameters()}
+    if model.unembedding is not None:
+        tensors["output_layer.weight"] = share(model.unembedding.weight, rank, n)
+    return tensors
+
+
+def nest(tensors: Tensors) -> dict[str, Any]:
+    """Nest tensors as the legacy layout does: `encoder` has flat names, other parts have a level per word."""
+    nested: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        part, *words = name.replace("decoder.", "encoder.").split(".", 1 if "decoder." in name else -1)
+        level = nested.setdefault(part, {})
+        for word in words[:-1]:
+            level = level.setdefault(word, {})
+        level[words[-1]] = tensor
+    return {"language_model": nested}
 
 
 def to_core_name(name: str, engine: bool) -> str:
@@ -101,51 +120,30 @@ def write_megatron_lm(model: Gpt, folder: Path, n_tensor: int, n_pipeline: int, 
     (folder / "iter_0000007").mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("7\n")
     per_stage = model.config.n_layers // n_pipeline
-    for rank in range(n_tensor):
-        for stage in range(n_pipeline):
-            outside: Tensors = {}
-            if stage == 0:
-                outside["embedding.word_embeddings.weight"] = share(model.embedding.weight, rank, n_tensor)
-                if model.position_embedding is not None:
-                    outside["embedding.position_embeddings.weight"] = model.position_embedding.weight
-            if stage == n_pipeline - 1:
-                for kind in ("weight", "bias") if model.config.biases else ("weight",):
-                    outside[f"decoder.final_layernorm.{kind}"] = getattr(model.norm, kind)
-                if model.unembedding is not None:
-                    outside["output_layer.weight"] = share(model.unembedding.weight, rank, n_tensor)
-            layers = {
-                f"layers.{i}.{name}": tensor
-                for i in range(per_stage)
-                for name, tensor in shard_layer(model, stage * per_stage + i, rank, n_tensor).items()
-            }
-            if names == "legacy":
-                nested: dict[str, Any] = {"language_model": {"encoder": dict(layers)}}
-                for name, tensor in outside.items():
-                    part, *rest = name.split(".")
-                    if part == "embedding":
-                        table = nested["language_model"].setdefault("embedding", {})
-                        table[rest[0]] = {"weight": tensor}
-                    elif part == "output_layer":
-                        nested["language_model"]["output_layer"] = {"weight": tensor}
-                    else:
-                        nested["language_model"]["encoder"][".".join(rest)] = tensor
-                if stage == n_pipeline - 1 > 0 and model.unembedding is None:
-                    head = {"weight": share(model.embedding.weight, rank, n_tensor)}
-                    nested["word_embeddings_for_head"] = head
-                model_state = nested
-            else:
-                model_state = outside | {
-                    "decoder." + to_core_name(name, engine=names == "engine"): of
-                    for name, of in layers.items()
-                }
-                model_state["decoder.layers.0.self_attention.core_attention._extra_state"] = None
-            place = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if n_pipeline > 1 else "")
-            (folder / "iter_0000007" / place).mkdir()
-            checkpoint = {"model": model_state, "args": make_args(model), "iteration": 7}
-            torch.save(
-                checkpoint | {"checkpoint_version": 3.0},
-                folder / "iter_0000007" / place / "model_optim_rng.pt",
-            )
+    for rank, stage in itertools.product(range(n_tensor), range(n_pipeline)):
+        is_last = stage == n_pipeline - 1
+        outside = shard_outside(model, rank, n_tensor)
+        tensors = {
+            name: of
+            for name, of in outside.items()
+            if (stage == 0 if name.startswith("embedding.") else is_last)
+        }
+        for i in range(per_stage):
+            layer = shard_layer(model, stage * per_stage + i, rank, n_tensor)
+            tensors |= {f"decoder.layers.{i}.{name}": of for name, of in layer.items()}
+        state: dict[str, Any]
+        if names == "legacy":
+            state = nest(tensors)
+            if is_last and stage > 0 and model.unembedding is None:
+                head = outside["embedding.word_embeddings.weight"]
+                state["word_embeddings_for_head"] = {"weight": head}
+        else:
+            state = {to_core_name(name, engine=names == "engine"): of for name, of in tensors.items()}
+            state["decoder.layers.0.self_attention.core_attention._extra_state"] = None
+        place = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if n_pipeline > 1 else "")
+        (folder / "iter_0000007" / place).mkdir()
+        checkpoint = {"model": state, "args": make_args(model), "iteration": 7, "checkpoint_version": 3.0}
+        torch.save(checkpoint, folder / "iter_0000007" / place / "model_optim_rng.pt")
 
 
 def write_deepspeed(model: Gpt, folder: Path, n_tensor: int, pipeline: bool) -> None:
@@ -153,28 +151,25 @@ def write_deepspeed(model: Gpt, folder: Path, n_tensor: int, pipeline: bool) -> 
     step = folder / "global_step7"
     step.mkdir(parents=True)
     (folder / "latest").write_text("global_step7")
-    n_layers = model.config.n_layers
+    args = make_args(model)
+    args.num_key_value_heads, args.group_query_attention = model.config.kv_heads, False
     for rank in range(n_tensor):
-        layers = [shard_layer(model, i, rank, n_tensor) for i in range(n_layers)]
-        embedding = {"word_embeddings.weight": share(model.embedding.weight, rank, n_tensor)}
-        args = make_args(model)
-        args.num_key_value_heads, args.group_query_attention = model.config.kv_heads, False
-        if not pipeline:
-            encoder = {
-                f"layers.{i}.{name}": of for i, layer in enumerate(layers) for name, of in layer.items()
-            }
-            encoder["final_layernorm.weight"] = model.norm.weight
-            tables = {"word_embeddings": {"weight": embedding["word_embeddings.weight"]}}
-            module = {"language_model": {"embedding": tables, "encoder": encoder}}
-            torch.save({"module": module, "args": args}, step / f"mp_rank_{rank:02d}_model_states.pt")
-            continue
-        torch.save({"module": None, "args": args}, step / f"mp_rank_{rank:02d}_model_states.pt")
-        files = {1: embedding, n_layers + 4: {"weight": model.norm.weight}}
-        files |= {3 + i: layer for i, layer in enumerate(layers)}
-        if model.unembedding is not None:
-            files[n_layers + 5] = {"lm_head.weight": share(model.unembedding.weight, rank, n_tensor)}
-        for number, tensors in files.items():
-            torch.save(tensors, step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+        layers = [shard_layer(model, i, rank, n_tensor) for i in range(model.config.n_layers)]
+        outside = shard_outside(model, rank, n_tensor)
+        module = None
+        if pipeline:
+            embedding = {"word_embeddings.weight": outside["embedding.word_embeddings.weight"]}
+            files = {1: embedding, len(layers) + 4: {"weight": model.norm.weight}}
+            files |= {3 + i: layer for i, layer in enumerate(layers)}
+            if model.unembedding is not None:
+                files[len(layers) + 5] = {"lm_head.weight": outside["output_layer.weight"]}
+            for number, tensors in files.items():
+                torch.save(tensors, step / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+        else:
+            for i, layer in enumerate(layers):
+                outside |= {f"decoder.layers.{i}.{name}": of for name, of in layer.items()}
+            module = nest(outside)
+        torch.save({"module": module, "args": args}, step / f"mp_rank_{rank:02d}_model_states.pt")
 
 
 def assert_same(model: Gpt, folder: Path) -> None:

@@ -12,7 +12,7 @@ from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.megatron_args import read_objective
 from megatron.checkpoint.convert.megatron_layouts import read_megatron
 from megatron.model.transformer import Gpt
-from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, write_deepspeed, write_megatron_lm
+from tests.checkpoint.test_megatron_layouts import LLAMA, UNTIED, write_deepspeed, write_megatron_lm
 from tests.tool_modules import Cli
 
 # default arguments of wmn-231314/diffusion-data-constraint
@@ -190,10 +190,3 @@ def test_no_tensor_of_megatron_is_dropped_without_a_check(
     table = {"rotary_pos_emb.inv_freq": 10000.0 ** -(torch.arange(0, d_head, 2) / d_head)}
     change_model(tmp_path / "rope", "mp_rank_00", lambda tensors: tensors.update(table))
     assert read_megatron(tmp_path / "rope").state.keys() == model.state_dict().keys()
-
-
-def test_gpt2_of_megatron_with_its_fused_gelu_is_read(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
-    model = tiny_of(**GPT2)
-    write_megatron_lm(model, tmp_path / "ck", 1, 1, "legacy")
-    change_args(tmp_path / "ck", bias_gelu_fusion=True, attn_mask=CAUSAL)
-    assert read_megatron(tmp_path / "ck").config == model.config
