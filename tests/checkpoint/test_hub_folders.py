@@ -19,10 +19,9 @@ from megatron.config.hf import DIFFUSION_TYPE, FAMILIES, read_hf_config, shape_f
 from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
 from megatron.plan.count import n_params
+from tests.checkpoint.conftest import import_transformers
 
-with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
-    patched.setenv("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip("transformers")
+transformers = import_transformers()
 
 TOKENS = torch.randint(0, 50, (3, 40), generator=torch.Generator().manual_seed(2))
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "gpt_neox", "gpt2")

@@ -13,18 +13,12 @@ from megatron.checkpoint.model_weights import Weights, load_weights, save_weight
 from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
+from tests.checkpoint.conftest import import_transformers, weights_of
 from tests.conftest import flip_middle_bit
 
-with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
-    patched.setenv("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip("transformers")
+transformers = import_transformers()
 
 TOKENS = torch.randint(0, 40, (2, 30), generator=torch.Generator().manual_seed(2))
-
-
-def weights_of(model: Gpt, objective: str = "autoregressive") -> Weights:
-    state = model.state_dict()
-    return Weights(config=model.config, objective=objective, state=state, seq_len=64, source="test")
 
 
 def assert_same(first: Weights, second: Weights) -> None:
@@ -73,8 +67,8 @@ def test_rows_that_are_no_token_can_be_dropped(tiny: Gpt, tmp_path: Path) -> Non
 
 
 def test_weights_in_half_precision_are_imported_bitwise_equal(tiny: Gpt, tmp_path: Path) -> None:
-    half = {name: of.bfloat16().float() for name, of in tiny.state_dict().items()}
-    weights = Weights(config=tiny.config, objective="autoregressive", state=half, seq_len=64)
+    half = {name: tensor.bfloat16().float() for name, tensor in tiny.state_dict().items()}
+    weights = weights_of(tiny, state=half)
     write_huggingface(weights, tmp_path / "out", torch.bfloat16)
     assert_same(read_huggingface(tmp_path / "out"), weights)
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
 from megatron.plan.count import n_params
 from megatron.tokenizer.bpe import load_hf_tokenizer
-from tests.checkpoint.llama2c import deinterleave_rows, read_llama2c
+from tests.checkpoint.llama2c import read_llama2c
 
 # the output of llama2.c's run.c for `stories260K.bin -z tok512.bin -t 0 -n 64 -i "Once upon a time"`
 # (published by ports of it, whose tests use it)
@@ -33,9 +32,3 @@ def test_greedy_text_equals_that_of_llama2c(folder: Path, stories_folder: Path) 
     # run.c counts <s> and the prompt among its 64 positions
     new = generate(model, [prompt], max_new_tokens=64 - len(prompt) + 1, sampling=sampling)[0]
     assert tokenizer.decode([*prompt[1:], *new]) == STORY
-
-
-def test_rows_of_rotated_pairs_are_reordered_to_rotated_halves() -> None:
-    """One head with d_head 4: the rotated pairs are rows (0, 1) and (2, 3); as halves (0, 2) and (1, 3)."""
-    rows = torch.arange(8.0).reshape(4, 2)
-    assert deinterleave_rows(rows, 4)[:, 0].tolist() == [0, 4, 2, 6]

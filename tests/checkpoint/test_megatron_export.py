@@ -13,6 +13,7 @@ from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.names import MEGATRON, export_names
 from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.model.transformer import Gpt
+from tests.checkpoint.conftest import weights_of
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, write_megatron_lm
 
 LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_positions": 8192}
@@ -34,7 +35,7 @@ def save(model: Gpt, path: Path, objective: str = "autoregressive") -> Weights:
             if parameter.ndim == 1:
                 generator = torch.Generator().manual_seed(number)
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    weights = Weights(config=model.config, objective=objective, state=model.state_dict(), seq_len=16)
+    weights = weights_of(model, objective)
     save_weights(weights, path)
     return weights
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.huggingface import write_huggingface
 from megatron.checkpoint.convert.tokenizer_files import find_prefix_id, find_special_ids, write_tokenizer
-from megatron.checkpoint.model_weights import Weights, save_weights
+from megatron.checkpoint.model_weights import save_weights
 from megatron.evaluation.harness import harness_model
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.generate import generate
@@ -23,10 +23,9 @@ from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
 from megatron.parallel.world import World
 from megatron.tokenizer.kinds import load_tokenizer_by_name
+from tests.checkpoint.conftest import import_transformers, weights_of
 
-with pytest.MonkeyPatch.context() as patched:  # read at import; unset again for later tests
-    patched.setenv("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip("transformers")
+transformers = import_transformers()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "<s>")  # ids from 256 on
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}é"
@@ -102,18 +101,11 @@ def hub_folder(
     return build
 
 
-def weights_of(model: Gpt, tokenizer: Path | None = None, **state: torch.Tensor) -> Weights:
-    """Return the weights of a model with other tensors in `state`."""
-    name = None if tokenizer is None else str(tokenizer)
-    tensors = model.state_dict() | state
-    return Weights(config=model.config, objective="autoregressive", state=tensors, seq_len=64, tokenizer=name)
-
-
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_converted_tokenizer_is_the_same_in_transformers(hub_folder: Any, case: str) -> None:
-    hub, folder = hub_folder(case) / "hub", hub_folder(case) / "back"
+    folder = hub_folder(case) / "back"
     load = transformers.AutoTokenizer.from_pretrained
-    before, after = (load(path, trust_remote_code=False) for path in (hub, folder))
+    before, after = (load(path, trust_remote_code=False) for path in (hub_folder(case) / "hub", folder))
     for token in ("bos", "eos", "pad", "unk"):
         assert getattr(after, f"{token}_token_id") == getattr(before, f"{token}_token_id"), token
     text = "Hello <|im_start|>you</s> éa"
@@ -127,11 +119,6 @@ def test_a_converted_tokenizer_is_the_same_in_transformers(hub_folder: Any, case
     # Qwen2Tokenizer pads with <|endoftext|> by default, which is not in config.json
     for token in ("bos", "eos") if case == "no bos" else ("bos", "eos", "pad"):
         assert getattr(config, f"{token}_token_id") == getattr(before, f"{token}_token_id"), token
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    tokens = torch.tensor([[1, 2, 3]])
-    expected = read_any(hub).build_model()(tokens, causal=True)
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
@@ -199,7 +186,7 @@ def test_a_padding_id_past_the_embedding_is_not_exported(tiny_of: Callable[..., 
     """The embedding has 259 rows and <pad> is id 259: transformers would refuse this padding_idx."""
     source = write_source(tmp_path / "source", SETTINGS["chat"], False)
     model = tiny_of(n_tokens=259, vocab_rows=259)
-    write_huggingface(weights_of(model, source), tmp_path / "out")
+    write_huggingface(weights_of(model, tokenizer=str(source)), tmp_path / "out")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (None, 257, 258)
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -216,7 +203,8 @@ def test_generated_text_ends_where_that_of_the_exported_model_ends(
     embedding = model.embedding.weight.clone()
     embedding[tokenizer.eod_id] *= 4  # so that many texts end
     embedding[262] *= 9  # a row of padding, which would win often
-    weights = weights_of(model, source, **{"embedding.weight": embedding})
+    state = model.state_dict() | {"embedding.weight": embedding}
+    weights = weights_of(model, tokenizer=str(source), state=state)
     save_weights(weights, tmp_path / "native")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="huggingface")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
