@@ -16,9 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))
 SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
 BENCHES = sorted(path for path in ROOT.glob("tools/bench/*.py") if path.stem != "harness")
-named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
-
-
 all_tools = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path: path.stem)
 
 
@@ -57,7 +54,7 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
         assert any(shown in command.words for command in commands), shown
 
 
-@named
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 def test_help_loads_no_slow_libraries_and_a_wrong_option_is_one_line_and_status_2(
     tool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,29 +68,3 @@ def test_help_loads_no_slow_libraries_and_a_wrong_option_is_one_line_and_status_
     assert ended.value.code == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1 and "--help)" in errors
-
-
-@pytest.mark.parametrize(
-    ("tool", "words", "hint"),
-    [
-        ("merge_datasets", "a b --outptu c", "--outptu: did you mean --output?"),
-        ("validate", "run --data x --max-smaples=3", "--max-smaples: did you mean --max-samples?"),
-        ("mixtures", "register c add n p --presett c4", "--presett: did you mean --preset?"),
-        ("merge_datasets", "a --output c --zzz", ""),
-    ],
-)
-def test_the_nearest_option_is_suggested_for_a_misspelt_one(
-    capsys: pytest.CaptureFixture[str], tool: str, words: str, hint: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load_tool(ROOT / "tools" / f"{tool}.py").build_parser().parse_args(words.split())
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert hint in error and ("did you mean" in error) == bool(hint)
-
-
-def test_defaults_are_shown_and_absent_ones_are_not() -> None:
-    parser = load_tool(ROOT / "tools" / "validate.py").build_parser()
-    text = " ".join(parser.format_help().split())
-    assert "masks for each window (default 8)" in text
-    assert "(default None)" not in text and "(default False)" not in text

@@ -102,6 +102,10 @@ ROWS = [  # command, with {} for the folder of inputs; exit status; a part of th
     ("sweep study.yaml --jobs=0", 2, "argument --jobs: got"),
     ("ranks 0 x.py", 2, "N: got '0', expected a whole number of 1 or more"),
     ("bench/coordinate_check.py --widths 64", 1, "expected two or more"),
+    ("merge_datasets.py a b --outptu c", 2, "is required; --outptu: did you mean --output? (see"),
+    ("merge_datasets.py a --output c --zzz", 2, "unrecognized arguments: --zzz (see"),
+    ("register c add n p --presett c4", 2, "--presett c4; --presett: did you mean --preset? (see"),
+    ("validate.py run --data x --max-smaples=3", 2, "--max-smaples: did you mean --max-samples? (see"),
 ]
 
 
