@@ -1,7 +1,6 @@
 """The server: everything a client asks for, refusals in a sentence, kills, TLS and full requests."""
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -241,23 +240,6 @@ def test_secrets_that_others_can_read_are_refused(tmp_path) -> None:
     path.chmod(0o644)
     with pytest.raises(PermissionError, match="got mode 0644, expected 0600"):
         check_private(path)
-
-
-WORDS = [
-    ([], "give either a folder to serve, or --status"),
-    (["m.yaml"], "m.yaml is a mixture: serve its folder"),
-    (["x", "--follow"], "--follow: removed. A mixture has one server"),
-    (["x", "--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
-    (["x", "--prometheus"], "removed. Read the counts of .* --status"),
-    (["x", "--metrics-port", "9108"], "removed. Read the counts of .* --status"),
-]
-
-
-def test_the_tool_refuses_words_that_do_not_go_together(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("catalog: c\n")
-    for words, reason in WORDS:
-        error = cli("serve", *words, cwd=tmp_path, status=2).error
-        assert re.search(reason, " ".join(error.split()))
 
 
 def test_the_tool_prints_the_status_of_a_server(cli: Cli, served, tmp_path) -> None:
