@@ -1,6 +1,13 @@
 """TitanLoader: batches of torchtitan's form, the same on every number of ranks and after a restart."""
 
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +15,7 @@ import torch
 
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.source import TitanLoader, titan_config
+from tests.conftest import free_port
 from tests.datasets import write_dataset
 from tests.mixture.conftest import register
 
@@ -17,7 +25,11 @@ LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     """A mixture of documents of many lengths; document i has the ids 100 i, 100 i + 1, ..."""
-    documents = [100 * i + np.arange(n) for i, n in enumerate(LENGTHS)]
+    return make_mixture(tmp_path, 100)
+
+
+def make_mixture(tmp_path: Path, first_id: int) -> Path:
+    documents = [first_id * i + np.arange(n) for i, n in enumerate(LENGTHS)]
     prefix = write_dataset(tmp_path / "one", documents)
     register(tmp_path / "c", [prefix], ())
     (tmp_path / "m.yaml").write_text("catalog: c\n")
@@ -68,3 +80,45 @@ def test_torchtitan_builds_a_loader_from_its_config(mixture: Path) -> None:
     config.dataset_path = None
     with pytest.raises(ValueError, match=r"dataloader\.dataset_path: got None"):
         config.build(**sizes)
+
+
+def run_torchtitan(folder: Path, *words: object, n_ranks: int = 1) -> dict[str, Any] | None:
+    """Run torchtitan's trainer, and return what rank 0 printed; None if it was killed."""
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={n_ranks}", f"--master-port={free_port()}"]
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    script = Path(__file__).with_name("torchtitan_on_cpu.py")
+    arguments = [script, folder.parent / "m.yaml", folder, *words]
+    command = [sys.executable, *(launch if n_ranks > 1 else []), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    if done.returncode == -signal.SIGKILL:
+        return None
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow  # five starts of torchtitan
+def test_torchtitans_trainer_trains_and_resumes_on_another_number_of_ranks(tmp_path) -> None:
+    pytest.importorskip("torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError)
+    mixture = make_mixture(tmp_path, 37)  # torchtitan's smallest model has 2,048 ids
+    whole = run_torchtitan(tmp_path / "whole", 6)
+    assert whole is not None
+    assert [n for n, _ in whole["batches"]] == [4, 8, 12, 16, 20, 24]
+    # batches of the loader without torchtitan
+    batches = iter(TitanLoader(mixture, 32, 4, 0, 1, seed=3))
+    for _, sums in whole["batches"]:
+        inputs, labels = next(batches)
+        content = b"".join(t.numpy().tobytes() for t in (inputs["input"], inputs["positions"], labels))
+        assert hashlib.sha256(content).hexdigest() == sums
+    # killed in step 6, after the checkpoint of step 4: steps 5 and 6 are repeated exactly
+    assert run_torchtitan(tmp_path / "killed", 6, 5) is None
+    resumed = run_torchtitan(tmp_path / "killed", 6)
+    assert resumed is not None
+    assert resumed["batches"] == whole["batches"][4:]
+    assert resumed["losses"] == whole["losses"][4:]
+    # two ranks save, one rank resumes
+    halves = run_torchtitan(tmp_path / "two", 4, n_ranks=2)
+    assert halves is not None
+    assert [n for n, _ in halves["batches"]] == [4, 8, 12, 16]
+    alone = run_torchtitan(tmp_path / "two", 6)
+    assert alone is not None
+    assert alone["batches"] == whole["batches"][4:]
