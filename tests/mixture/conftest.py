@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.properties import read_properties
+from megatron.mixture.registration import RegistrationResult
 
 LANGUAGES = ("C", "Go", "Python")
 PROPERTIES = ("meta.language AS language category", "meta.stars AS stars integer")
@@ -43,14 +45,21 @@ def write_tar(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:
                 archive.addfile(info, io.BytesIO(content))
 
 
+def register(
+    catalog: Path | str, inputs: Sequence[Path | str], properties: Sequence[str] = PROPERTIES, **options: Any
+) -> RegistrationResult:
+    """Register inputs as the corpus `code` of a catalog."""
+    with Catalog(catalog, n_threads=1) as opened:
+        words = [str(path) for path in inputs]
+        return opened.register("code", words, read_properties(properties), quiet=True, **options)
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
     """Return a catalog with the corpus `code`: two files of 30 and 20 documents."""
     write_lines(tmp_path / "one.jsonl", 30)
     write_lines(tmp_path / "two.jsonl", 20, first=30)
-    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
-    with Catalog(tmp_path / "catalog", n_threads=1) as opened:
-        opened.register("code", files, read_properties(PROPERTIES), quiet=True)
+    register(tmp_path / "catalog", [tmp_path / "one.jsonl", tmp_path / "two.jsonl"])
     return tmp_path / "catalog"
 
 
@@ -60,9 +69,7 @@ def mixture(tmp_path: Path) -> Path:
     write_lines(tmp_path / "a.jsonl", 1500)
     write_lines(tmp_path / "b.jsonl", 1500, first=1500)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
-    with Catalog(tmp_path / "catalog", n_threads=1) as catalog:
-        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl.gz")]
-        catalog.register("code", files, read_properties(PROPERTIES), quiet=True)
+    register(tmp_path / "catalog", [tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"])
     path = tmp_path / "code.yaml"
     path.write_text("catalog: catalog\nby: [language]\nweights: {Python: 3, Go: 2, C: 1}\ncount: documents\n")
     return path

@@ -17,19 +17,12 @@ import pytest
 from megatron.mixture import files, registration
 from megatron.mixture.catalog import Catalog
 from megatron.mixture.files import iter_sample_lines
-from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query
 from megatron.mixture.registration import find_input_files
 from tests.datasets import write_dataset
-from tests.mixture.conftest import PROPERTIES, write_files, write_lines, write_tar
+from tests.mixture.conftest import PROPERTIES, register, write_files, write_lines, write_tar
 from tests.remote_servers import serve_bucket
 from tests.tool_modules import Cli
-
-
-def register(catalog: Path | str, files: list[Path], properties: Any = PROPERTIES, **options: Any) -> Any:
-    with Catalog(catalog, n_threads=1) as opened:
-        words = [str(path) for path in files]
-        return opened.register("code", words, read_properties(properties), quiet=True, **options)
 
 
 def count(

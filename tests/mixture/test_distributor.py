@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.mixture.distributor import (
-    MAX_WALK_CHUNKS,
     WHOLE,
     ChunkUnits,
     Distributor,
@@ -158,14 +157,6 @@ def test_the_order_of_a_domain_depends_on_its_name_and_the_seed_only() -> None:
     assert alone == order([9, 50], ["a", "b"], 7, 1) != plain
     assert order([50], ["b"], 8, 0) != alone
     assert order([50], ["b"], 7, 0, shuffle=False) == plain
-
-
-def test_a_chunk_far_from_every_known_position_is_refused() -> None:
-    mixture = make_distributor([100, 100], [0.5, 0.5], 4)
-    with pytest.raises(ValueError, match=r"chunk 1,000,000: got the nearest known position at chunk 0"):
-        mixture.find_position(1_000_000)
-    saved = mixture.find_position(MAX_WALK_CHUNKS)
-    assert mixture.find_position(MAX_WALK_CHUNKS + 10, saved).done.sum() == 4 * (MAX_WALK_CHUNKS + 10)
 
 
 def test_positions_of_other_mixtures_are_refused() -> None:

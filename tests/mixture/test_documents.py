@@ -12,19 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from megatron.mixture import learner
-from megatron.mixture.catalog import Catalog
 from megatron.mixture.documents import DocumentChunks, OpenFiles
 from megatron.mixture.loaders import MixtureDataset, hugging_face, pack_windows
 from megatron.mixture.weights import NotReadyError
 from tests.datasets import write_dataset
-from tests.mixture.conftest import write_files, write_lines, write_tar
+from tests.mixture.conftest import register, write_files, write_lines, write_tar
 from tests.mixture.loss_rule import LossProportional
 
 
 def open_format(folder: Path, files: list[Path], extra: str = "") -> DocumentChunks:
     folder.mkdir(exist_ok=True)
-    with Catalog(folder / "c", n_threads=1) as catalog:
-        catalog.register("x", [str(path) for path in files], (), quiet=True)
+    register(folder / "c", files, ())
     (folder / "m.yaml").write_text(f"catalog: c\ncount: documents\ndry: redistribute\nchunk_size: 7\n{extra}")
     return DocumentChunks(folder / "m.yaml")
 
@@ -125,7 +123,7 @@ def test_a_new_version_of_the_catalog_is_selected_and_a_snapshot_stays(tmp_path)
     write_lines(tmp_path / "b.jsonl", 5)
     with open_format(tmp_path, [tmp_path / "b.jsonl"]) as source:
         assert source.counts.tolist() == [15]
-    with open_format(tmp_path, [tmp_path / "b.jsonl"], "snapshot: {x: 1}\n") as source:
+    with open_format(tmp_path, [tmp_path / "b.jsonl"], "snapshot: {code: 1}\n") as source:
         assert source.counts.tolist() == [10]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from megatron.mixture.catalog import Catalog
-from megatron.mixture.properties import read_properties
 from megatron.mixture.query import Query, Selection
+from tests.mixture.conftest import register
 
 PROPERTIES = ["lang AS lang category", "stars AS stars integer", "day AS day date", "tags AS tags list"]
 PROPERTIES.append("ok AS ok boolean")
@@ -28,8 +28,7 @@ def catalog(tmp_path_factory) -> Path:
     for k in range(3):
         with (folder / f"{k}.jsonl").open("w") as file:
             file.writelines(json.dumps(make_record(i)) + "\n" for i in range(100 * k, 100 * k + 100))
-    with Catalog(folder / "c", n_threads=2) as opened:
-        opened.register("a", [str(folder)], read_properties(PROPERTIES), quiet=True)
+    register(folder / "c", [folder], PROPERTIES)
     return folder / "c"
 
 

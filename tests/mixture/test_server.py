@@ -1,7 +1,6 @@
 """The server: everything a client asks for, refusals in a sentence, kills, TLS and full requests."""
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -173,11 +172,16 @@ def test_reported_losses_change_the_weights_and_waiting_clients_get_their_chunk(
         client.open_chunks(name, run="../x")
 
 
-def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(client, served) -> None:
+def test_the_status_lists_mixtures_and_a_wrong_token_is_refused(cli: Cli, client, served, tmp_path) -> None:
     name = client.create_mixture(SPEC)
     with pytest.raises(ValueError, match="refused the token"), MixtureClient(served[1], "wrong") as other:
         other.request("status")
-    assert client.request("status") == {"mixtures": [name], "open": [f"('{name}', None)"]}
+    status = {"mixtures": [name], "open": [f"('{name}', None)"]}
+    assert client.request("status") == status
+    (tmp_path / "t").write_text(TOKEN)
+    (tmp_path / "t").chmod(0o600)
+    output = cli("serve", "--status", served[1], "--token-file", tmp_path / "t").output
+    assert json.loads(output) == status
 
 
 @pytest.mark.slow
@@ -241,27 +245,3 @@ def test_secrets_that_others_can_read_are_refused(tmp_path) -> None:
     path.chmod(0o644)
     with pytest.raises(PermissionError, match="got mode 0644, expected 0600"):
         check_private(path)
-
-
-WORDS = [
-    ([], "give either a folder to serve, or --status"),
-    (["m.yaml"], "m.yaml is a mixture: serve its folder"),
-    (["x", "--follow"], "--follow: removed. A mixture has one server"),
-    (["x", "--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
-    (["x", "--prometheus"], "removed. Read the counts of .* --status"),
-    (["x", "--metrics-port", "9108"], "removed. Read the counts of .* --status"),
-]
-
-
-def test_the_tool_refuses_words_that_do_not_go_together(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("catalog: c\n")
-    for words, reason in WORDS:
-        error = cli("serve", *words, cwd=tmp_path, status=2).error
-        assert re.search(reason, " ".join(error.split()))
-
-
-def test_the_tool_prints_the_status_of_a_server(cli: Cli, served, tmp_path) -> None:
-    (tmp_path / "t").write_text(TOKEN)
-    (tmp_path / "t").chmod(0o600)
-    output = cli("serve", "--status", served[1], "--token-file", tmp_path / "t").output
-    assert json.loads(output)["mixtures"] == []

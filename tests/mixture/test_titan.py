@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.mixture.catalog import Catalog
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.source import TitanLoader, titan_config
 from tests.conftest import free_port
 from tests.datasets import write_dataset
+from tests.mixture.conftest import register
 
 LENGTHS = [5, 1, 40, 16, 3, 7, 30, 2, 25] * 6
 
@@ -31,8 +31,7 @@ def mixture(tmp_path: Path) -> Path:
 def make_mixture(tmp_path: Path, first_id: int) -> Path:
     documents = [first_id * i + np.arange(n) for i, n in enumerate(LENGTHS)]
     prefix = write_dataset(tmp_path / "one", documents)
-    with Catalog(tmp_path / "c", n_threads=1) as catalog:
-        catalog.register("one", [prefix], (), quiet=True)
+    register(tmp_path / "c", [prefix], ())
     (tmp_path / "m.yaml").write_text("catalog: c\n")
     prepare_mixture(tmp_path / "m.yaml", quiet=True)
     return tmp_path / "m.yaml"

@@ -3,7 +3,7 @@
 import pytest
 
 from megatron.text.hub import open_hub_model, parse_hub_name
-from tests.tools.fake_hub import COMMIT, FakeHub, serve_hub
+from tests.text.fake_hub import COMMIT, serve_hub
 
 
 def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(tmp_path, monkeypatch) -> None:
@@ -17,8 +17,8 @@ def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(tmp_path
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     files = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "evil.py": b"1"}
-    with serve_hub(FakeHub({"models/acme/tiny": {**files, "pytorch_model.bin": b"pickle"}})) as served:
-        monkeypatch.setenv("HF_ENDPOINT", served.address)
+    with serve_hub({"acme/tiny": {**files, "pytorch_model.bin": b"pickle"}}) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         snapshot = open_hub_model("acme/tiny")
     assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT

@@ -16,9 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted(ROOT.glob("tools/*.py"))
 SLOW = ("torch", "scipy.stats", "transformers", "datasets", "lm_eval", "deepspeed", "plotly", "wandb")
 BENCHES = sorted(path for path in ROOT.glob("tools/bench/*.py") if path.stem != "harness")
-named = pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
-
-
 all_tools = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path: path.stem)
 
 
@@ -32,7 +29,7 @@ def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
 
 
 @all_tools
-def test_every_option_and_action_is_described(tool: Path) -> None:
+def test_every_option_and_action_is_described_and_the_examples_parse(tool: Path) -> None:
     first, *actions = list_parsers(load_tool(tool).build_parser())
     assert first.description.endswith(".") and "\n\nExit status: 0 " in first.epilog
     for parser in (first, *actions):
@@ -42,12 +39,7 @@ def test_every_option_and_action_is_described(tool: Path) -> None:
         if parser.epilog.startswith("example:\n"):
             (command,) = split_commands(parser.epilog.removeprefix("example:\n").splitlines())
             parse_tool(command)
-
-
-@all_tools
-def test_the_examples_of_the_help_parse(tool: Path) -> None:
-    epilog = load_tool(tool).build_parser().epilog
-    lines = [line for line in epilog.splitlines() if line.startswith("    ")]
+    lines = [line for line in first.epilog.splitlines() if line.startswith("    ")]
     commands = list(split_commands(lines))
     assert commands
     for command in commands:
@@ -57,7 +49,7 @@ def test_the_examples_of_the_help_parse(tool: Path) -> None:
         assert any(shown in command.words for command in commands), shown
 
 
-@named
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 def test_help_loads_no_slow_libraries_and_a_wrong_option_is_one_line_and_status_2(
     tool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,29 +63,3 @@ def test_help_loads_no_slow_libraries_and_a_wrong_option_is_one_line_and_status_
     assert ended.value.code == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1 and "--help)" in errors
-
-
-@pytest.mark.parametrize(
-    ("tool", "words", "hint"),
-    [
-        ("merge_datasets", "a b --outptu c", "--outptu: did you mean --output?"),
-        ("validate", "run --data x --max-smaples=3", "--max-smaples: did you mean --max-samples?"),
-        ("mixtures", "register c add n p --presett c4", "--presett: did you mean --preset?"),
-        ("merge_datasets", "a --output c --zzz", ""),
-    ],
-)
-def test_the_nearest_option_is_suggested_for_a_misspelt_one(
-    capsys: pytest.CaptureFixture[str], tool: str, words: str, hint: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load_tool(ROOT / "tools" / f"{tool}.py").build_parser().parse_args(words.split())
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert hint in error and ("did you mean" in error) == bool(hint)
-
-
-def test_defaults_are_shown_and_absent_ones_are_not() -> None:
-    parser = load_tool(ROOT / "tools" / "validate.py").build_parser()
-    text = " ".join(parser.format_help().split())
-    assert "masks for each window (default 8)" in text
-    assert "(default None)" not in text and "(default False)" not in text

@@ -1,7 +1,6 @@
 """Tests of scaling sizes from the command line."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,13 +18,6 @@ def test_every_name_is_listed_with_the_parameter_count_of_the_built_model(cli) -
         with torch.device("meta"):
             model = Gpt(shape)
         assert row[1] == f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-
-
-def test_the_table_in_the_guide_is_what_the_tool_prints(cli, root: Path) -> None:
-    guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
-    names = ("7M", "117M", "1143M", "16183M")
-    table = cli("sizes", *names).output
-    assert f"$ scaling sizes {' '.join(names)}\n{table}```" in guide
 
 
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(cli) -> None:

@@ -8,22 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.tokenizer.train_bpe import train_bpe
-
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux reports anonymous memory of a process"
 )
 WORDS = b"one fish two \\n fish "
 MORE = [(WORDS, ["text", "n"], False), ("\u4e2d\u6587".encode(), ["text"], False)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(["one fish two fish"] * 9, 262, folder)
-    return folder
-
-
 # The system's peak also counts pages of files, and the memory of pytest before the child called exec.
 WATCHED = """
 import pathlib, re, runpy, sys, threading, time
@@ -41,7 +30,7 @@ print(peak)
 """
 
 
-def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
+def peak_mb(root: Path, tokenizer: str, source: Path, *words: str) -> float:
     """Return the peak of anonymous memory during tokenisation of a file, MB."""
     tool = root / "tools" / "preprocess_data_many_cores.py"
     command = [sys.executable, "-c", WATCHED, tool, "--input", source, "--output-prefix", "out", "--root",
@@ -57,7 +46,7 @@ def peak_mb(root: Path, tokenizer: Path, source: Path, *words: str) -> float:
     ids=["words in gzip", "words of one key of two", "one word"],
 )
 def test_memory_is_constant_while_a_document_grows(
-    root: Path, tmp_path: Path, tokenizer: Path, part: bytes, packed: bool, keys: list[str]
+    root: Path, tmp_path: Path, tokenizer: str, part: bytes, packed: bool, keys: list[str]
 ) -> None:
     def peak(n_bytes: int) -> float:
         line = b'{"n": "1", "text": "' + part * (n_bytes // len(part)) + b'"}\n'
@@ -69,7 +58,7 @@ def test_memory_is_constant_while_a_document_grows(
 
 
 @pytest.mark.slow
-def test_memory_is_constant_while_a_columnar_file_grows(root: Path, tmp_path: Path, tokenizer: Path) -> None:
+def test_memory_is_constant_while_a_columnar_file_grows(root: Path, tmp_path: Path, tokenizer: str) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for kind in ("parquet", "arrow"):
         peaks = []
