@@ -276,7 +276,6 @@ REFUSED_KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {**MIXED, "layer_types": None, "max_window_layers": 1}, "got 4 in some of the layers"),
     ("olmo2", {"attention_bias": True}, "attention_bias: got True, expected False"),
     ("gpt_neox", {"attention_bias": False}, "attention_bias: got False, expected True"),
-    ("gpt_neox", {"hidden_act": "relu"}, "hidden_act: got 'relu', expected 'gelu' or another GELU"),
     ("gpt_neox", {ROPE: {"partial_rotary_factor": 0.4}}, "rotary_pct: got 0.4, expected an even"),
     ("llama", {"sliding_window": 8}, "sliding_window: got 8, expected None"),
     ("llama", {"architectures": ["LlamaBiModel"]}, "architectures: got ['LlamaBiModel'], expected Llama"),
@@ -288,7 +287,6 @@ REFUSED_KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_key_value_heads": 3}, "num_key_value_heads: got 3, expected a divisor of 4"),
     ("llama", {"n_tokens": 51}, "n_tokens: got 51, expected 1 to vocab_size 50"),
     ("llama", {"objective": "masked_diffusion"}, "objective: got 'masked_diffusion', expected 'autor"),
-    ("llama", {"tie_word_embeddings": True}, "lm_head.weight: differs from the embedding"),
     ("qwen3", {**MIXED, "layer_types": LAYERS}, "sliding_window: got 4 in some of the layers"),
     ("qwen3", {"model_type": "llama", "architectures": None}, "weights do not match the model configuration"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: got True"),
@@ -325,7 +323,6 @@ def ones(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         ("gpt2", "lm_head.weight", ones(50, 32), "lm_head.weight: differs from the embedding"),
         ("gpt2", "score.weight", ones(2, 32), "score.weight: got an unknown tensor, expected those of GPT-2"),
         ("gpt2", "transformer.h.0.crossattention.c_attn.weight", ones(32, 64), "crossattention"),
-        ("gpt2", "wte.weight", ones(50, 32), "got two tensors of this name, with and without"),
         ("gpt2", "transformer.h.0.attn.c_attn.bias", ones(95), "got 95 rows, expected 96"),
     ],
 )
@@ -346,7 +343,6 @@ def test_a_tensor_that_is_neither_used_nor_redundant_is_refused(
         (["model-00001-of-00002"], "expected model.safetensors or all N of one model"),
         (["model-00001-of-00002", "model-00002-of-00002"], "in two files, expected one"),
         (["model-00001-of-00001"], None),
-        (["other"], "got 0 files"),
     ],
 )
 def test_the_numbered_files_of_a_model_are_complete(
