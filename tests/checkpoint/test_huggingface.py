@@ -22,9 +22,7 @@ TOKENS = torch.randint(0, 40, (2, 30), generator=torch.Generator().manual_seed(2
 
 
 def assert_same(first: Weights, second: Weights) -> None:
-    assert first.state.keys() == second.state.keys()
-    for name, tensor in first.state.items():
-        assert torch.equal(tensor, second.state[name]), name
+    torch.testing.assert_close(first.state, second.state, rtol=0, atol=0)
     assert (first.config, first.objective, first.seq_len) == (second.config, second.objective, second.seq_len)
 
 
