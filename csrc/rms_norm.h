@@ -34,16 +34,8 @@ struct GradientRows {
     int64_t width;
 };
 
-AVX2_BEGIN
-namespace avx2 {
-#include "vector_math.inc"
-#include "norm_rows.inc"
-}  // namespace avx2
-AVX2_END
-namespace plain {
-#include "vector_math.inc"
-#include "norm_rows.inc"
-}  // namespace plain
+#define KERNEL "norm_rows.inc"
+#include "two_targets.inc"
 
 static void check(bool fits) {
     if (!fits) throw std::invalid_argument("rms_norm: got wrong shapes, expected [N, D], [D] and [N]");

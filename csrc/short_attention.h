@@ -50,16 +50,8 @@ struct Packed {
         *grad_scores;
 };
 
-AVX2_BEGIN
-namespace avx2 {
-#include "vector_math.inc"
-#include "attention_heads.inc"
-}  // namespace avx2
-AVX2_END
-namespace plain {
-#include "vector_math.inc"
-#include "attention_heads.inc"
-}  // namespace plain
+#define KERNEL "attention_heads.inc"
+#include "two_targets.inc"
 
 using Array = py::array_t<float>;
 

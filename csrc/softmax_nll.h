@@ -32,16 +32,8 @@ struct Rows {
     bool gradient;
 };
 
-AVX2_BEGIN
-namespace avx2 {
-#include "vector_math.inc"
-#include "softmax_rows.inc"
-}  // namespace avx2
-AVX2_END
-namespace plain {
-#include "vector_math.inc"
-#include "softmax_rows.inc"
-}  // namespace plain
+#define KERNEL "softmax_rows.inc"
+#include "two_targets.inc"
 
 static py::array_t<float> run(Floats2& logits, const Targets& targets, const float* scale, bool gradient,
                               int64_t n_threads) {

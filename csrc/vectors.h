@@ -1,6 +1,6 @@
 // Vectors of eight floats, for processors with AVX2 and FMA; the same code is compiled for other processors too.
 //
-// A kernel is a file NAME.inc of functions over arrays. Its NAME.h includes it twice: in namespace avx2 between
+// A kernel is a file NAME.inc of functions over arrays. two_targets.inc includes it twice: in namespace avx2 between
 // AVX2_BEGIN and AVX2_END, and in namespace plain. HAS_AVX2 selects the version at run time. (GCC's target_clones is
 // not an alternative: it splits vectors before it makes the copies.) Every function that a kernel calls is inlined, so
 // that it is compiled for the same target.
