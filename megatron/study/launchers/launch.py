@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
@@ -64,7 +64,7 @@ def read_last_metrics(run: Path, tail_bytes: int = 4096) -> dict[str, Any]:
     return next(parse_metrics(reversed(lines)), {})
 
 
-class Launcher:
+class Launcher(Protocol):
     """Starts and follows runs. Methods raise OSError if the backend does not respond."""
 
     n_slots: int = 1  # concurrent runs, for the price
@@ -75,15 +75,12 @@ class Launcher:
         A run that an earlier sweep started is followed. A run that
         another process trains is not started, and waits.
         """
-        raise NotImplementedError
 
     def collect_ended(self, jobs: Sequence[Job]) -> list[tuple[Job, int]]:
         """Return the jobs that have ended, with exit status."""
-        raise NotImplementedError
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """Signal every job to save and stop, wait, and kill those that do not stop."""
-        raise NotImplementedError
 
     def detach(self, jobs: Sequence[Job]) -> None:
         """After an error or SIGHUP: stop jobs that need the sweep, and leave the others running."""
