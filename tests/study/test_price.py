@@ -159,7 +159,7 @@ def run_probes(
     return None, True
 
 
-class UnusedLauncher(Launcher):
+class NoLauncher(Launcher):
     """Is never called, since `run_all` is replaced."""
 
 
@@ -167,17 +167,17 @@ def test_timed_steps_give_fixed_cost_rate_and_start_up(runs, monkeypatch: pytest
     monkeypatch.setattr("megatron.study.price.run_all", run_probes)
     wide = {"d_model": 64, "n_heads": 2, "n_layers": 2, "n_tokens": 300}
     large = make_run(runs[0].folder.with_name("wide"), 30, wide, seq_len=16, batch_size=4)
-    speed = price.time_steps([runs[0], large, runs[1]], UnusedLauncher(), 2)
+    speed = price.time_steps([runs[0], large, runs[1]], NoLauncher(), 2)
     assert speed.flops_per_s(large) == pytest.approx(1e9, rel=1e-3)
     assert (speed.step_s, speed.startup_s) == (pytest.approx(0.002, rel=1e-2), pytest.approx(3.0, abs=0.1))
     expected = 3.0 + 30 * 0.002 + large.plan.train_flops / 1e9
     assert speed.seconds(large) == pytest.approx(expected, rel=0.05)
-    assert price.time_steps(runs, UnusedLauncher(), 2, timeout_s=-1.0) is price.UNKNOWN_SPEED  # none ends in time
+    assert price.time_steps(runs, NoLauncher(), 2, timeout_s=-1.0) is price.UNKNOWN_SPEED  # none ends in time
 
 
 def test_runs_that_cannot_be_timed_have_no_price(runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron.study.price.run_all", lambda *_: (None, True))  # no result
-    assert price.time_steps(runs, UnusedLauncher(), 2) is price.UNKNOWN_SPEED
+    assert price.time_steps(runs, NoLauncher(), 2) is price.UNKNOWN_SPEED
     monkeypatch.setattr("megatron.study.price.run_all", lambda *_: (None, False))  # a signal
     with pytest.raises(KeyboardInterrupt):
-        price.time_steps(runs, UnusedLauncher(), 2)
+        price.time_steps(runs, NoLauncher(), 2)
