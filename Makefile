@@ -21,7 +21,7 @@ TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 BUILD := $(shell sed -n 's/^\(pybind11[^ ]*\)/\1/p; s/^\(setuptools[^ ]*\)/\1/p' requirements-quickstart.txt)
 TORCH := "$(shell sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)"
 
-.PHONY: quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
+.PHONY: extension packages quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
 
 quickstart: $(QUICK)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -90,13 +90,18 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD)
-# The extension compiles while the rest is unpacked. Without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller,
-# if its index answers; otherwise that of PyPI.
-	$(PIP) --no-build-isolation --no-deps -e . & extension=$$!; \
-		command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
-		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH); \
-		$(PIP) -r requirements-quickstart.txt; packages=$$?; wait $$extension && exit $$packages
+	$(MAKE) --no-print-directory -j2 extension packages
 	@touch $@
+
+# compiles while the packages are unpacked
+extension:
+	$(PIP) --no-build-isolation --no-deps -e .
+
+# without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
+packages:
+	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
+		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
+	$(PIP) -r requirements-quickstart.txt
 
 $(READY): $(QUICK) requirements.txt
 	$(PIP) -r requirements.txt
