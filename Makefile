@@ -21,7 +21,7 @@ TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 BUILD := $(shell sed -n 's/^\(pybind11[^ ]*\)/\1/p; s/^\(setuptools[^ ]*\)/\1/p' requirements-quickstart.txt)
 TORCH := "$(shell sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)"
 
-.PHONY: extension packages quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
+.PHONY: .extension .packages quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
 
 quickstart: $(QUICK)
 	bash examples_scaling/quickstart/quickstart.sh "$(CORPUS)"
@@ -90,15 +90,15 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD)
-	$(MAKE) --no-print-directory -j2 extension packages
+	$(MAKE) --no-print-directory -j2 .extension .packages
 	@touch $@
 
 # compiles while the packages are unpacked
-extension:
+.extension:
 	$(PIP) --no-build-isolation --no-deps -e .
 
 # without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
-packages:
+.packages:
 	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
 		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
 	$(PIP) -r requirements-quickstart.txt
