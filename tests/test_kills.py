@@ -1,4 +1,4 @@
-"""Programs that write text or tokens leave the files of an undisturbed run after kill -9 and a restart."""
+"""Every program that writes leaves what an undisturbed run leaves after kill -9 and a restart."""
 
 import json
 import os
@@ -9,15 +9,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from megatron.tokenizer.train_bpe import train_bpe
 from tests.conftest import ROOT
 from tests.datasets import write_dataset
+from tests.train.conftest import list_saved, read_losses
 
 LIMIT_S = 240
+TRAIN = [
+    "dataset.seq_len=32", "dataset.batch_size=24", "dist.dtype=float32", "dist.cpu_only=true",
+    "model.d_model=32", "model.n_heads=2", "model.n_layers=2", "optim.lr=0.01", "misc.n_threads=1",
+    "lr_scheduler.total_iterations=60", "lr_scheduler.warmup_iterations=3", "evaluation.max_samples=64",
+    "evaluation.every_iterations=20", "logging.every_iterations=1", "logging.tensorboard=false",
+    "checkpoint.chkpt_saving_iterations=3",
+]  # fmt: skip
 MOMENTS = (0.35, 0.6)  # shares of the undisturbed run's time
 Words = list[object]
 
@@ -37,6 +47,8 @@ class Inputs:
         meta = {"tokenizer": {"n_tokens": 200, "sha256": "random"}, "append_eod": False}
         for prefix in self.parts:
             write_dataset(prefix, rng.integers(0, 200, (400, 1000)), meta)
+        self.config = folder / "empty.yaml"
+        self.config.write_text("name: kills\n")
 
 
 def preprocess(inputs: Inputs, work: Path) -> Words:
@@ -44,7 +56,12 @@ def preprocess(inputs: Inputs, work: Path) -> Words:
     return ["preprocess_data_many_cores", *words, "--tokenizer-model", inputs.tokenizer, "--append-eod"]
 
 
-# tests/train/test_faults.py kills trainings
+def train(inputs: Inputs, work: Path, *changes: str) -> Words:
+    """Return the command of a run of 60 steps with a checkpoint every third step."""
+    data = [f"dataset.path_train={inputs.parts[0]}", f"dataset.path_eval={inputs.parts[1]}"]
+    return ["pretrain", inputs.config, *data, *TRAIN, f"logging.run_dir={work}", *changes]
+
+
 PROGRAMS: dict[str, Callable[[Inputs, Path], Words]] = {
     "preprocess": preprocess,
     "merge": lambda i, work: ["merge_datasets", *i.parts, "--output", work / "joined"],
@@ -54,6 +71,11 @@ PROGRAMS: dict[str, Callable[[Inputs, Path], Words]] = {
     "subset of tokens": lambda i, work: [
         *("subset_corpus", "--input", i.parts[0], "--output", work / "part", "--sample", "0.9")
     ],
+    "train": train,
+    "train diffusion": lambda i, work: train(i, work, "objective.name=masked_diffusion"),
+    "train sharded": lambda i, work: train(
+        i, work, "checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"
+    ),
 }
 FAST = {"preprocess", "merge"}
 
@@ -77,8 +99,19 @@ def run_program(words: Words, kill_after_s: float | None = None) -> int:
         return process.wait()
 
 
-def read_files(work: Path) -> dict[str, bytes]:
-    """Return {relative path: content} of all files but locks."""
+def read_files(work: Path) -> dict[str, Any]:
+    """Return {relative path: content} of all files but locks; of a run its losses and the tensors it saved.
+
+    The other files of a run contain times.
+    """
+    if (work / "result.json").exists():
+        outcome: dict[str, Any] = {kind: read_losses(work, kind) for kind in ("train", "validation")}
+        for saved in list_saved(work):
+            state = {path.name: path.read_bytes() for path in saved.path.glob("model*")}
+            for path in saved.path.glob("*.safetensors"):  # in any order
+                state |= {name: tensor.tobytes() for name, tensor in load_file(path).items()}
+            outcome[str(saved.step)] = state
+        return outcome
     files = [path for path in work.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(work)): path.read_bytes() for path in files}
 
