@@ -49,6 +49,8 @@ SERIAL = {
 # (class, further keys of its configuration, options of the model that it must give)
 ARCHITECTURES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {}, {}),
+    ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}, {"n_kv_heads": 1}),
+    ("llama", {"num_key_value_heads": 4}, {"n_kv_heads": 4}),
     ("llama", {"attention_bias": True, "mlp_bias": True}, {"biases": True}),
     ("llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 64}, {"rope_scaling": "llama3"}),
     ("llama", {"rope_parameters": LINEAR}, {"rope_factor": 4.0}),
