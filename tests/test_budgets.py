@@ -19,7 +19,7 @@ BUDGETS = {
     "megatron/generation": 330, "megatron/laws": 3200, "megatron/study": 2600, "megatron/report": 1700,
     "tools/*.py": 2400, "tools/bench": 1900, "tests": 22000,
 }  # fmt: skip
-ABOVE = {"tests": 22575}
+ABOVE = {"tests": 22477}
 MAX_FUNCTION_LINES, N_LONGER = 60, 7
 COMMENTS_PER_100 = 8.5
 N_TOOLS = 24
