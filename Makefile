@@ -88,6 +88,7 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 		assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null || \
 		{ echo "error: $(PYTHON) lacks venv or its C headers. Run apt-get install python3-venv python3-dev." >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "error: g++ not found. Run apt-get install g++." >&2; exit 1; }
+	@echo "installing 1.3 GB in $(VENV), more with a GPU driver: about two minutes, and the download"
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BUILD)
 	$(MAKE) --no-print-directory -j2 .extension .packages
