@@ -1,6 +1,5 @@
-"""Held-out losses of whole corpora, compared with loops over tokens, lm-eval, transformers and arithmetic."""
+"""Held-out losses of whole corpora, compared with loops over tokens, lm-eval and arithmetic."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -68,19 +67,22 @@ def log_softmax(model: Gpt, ids: Any, causal: bool) -> torch.Tensor:
     return model(tokens[None], causal=causal)[0].double().log_softmax(-1)
 
 
-@pytest.mark.parametrize("n_read", [2, 5, 9, 100])
-def test_windows_of_documents_are_lm_evals_rolling_windows(corpus: IndexedTokens, n_read: int) -> None:
+@pytest.mark.parametrize(("seq_len", "stride"), [(1, None), (4, None), (8, None), (8, 3), (99, None)])
+def test_windows_of_documents_are_lm_evals_rolling_windows(
+    corpus: IndexedTokens, seq_len: int, stride: int | None
+) -> None:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+    n_context = seq_len - (stride or seq_len) + 1  # ids of a full window that are not scored
     expected = [
         (list(context), list(scored))
         for ids in documents_of(corpus)
         for context, scored in map(
-            make_disjoint_window, get_rolling_token_windows(ids, TEXT.prefix_id, n_read - 1, context_len=1)
+            make_disjoint_window, get_rolling_token_windows(ids, TEXT.prefix_id, seq_len, n_context)
         )
         if ids
     ]
-    windows = list(iter_document_windows(corpus, n_read, n_read - 1, TEXT))
+    windows = select_windows(corpus, True, seq_len, stride, None, TEXT)
     ids_read = [read_window(corpus, window).tolist() for window in windows]
     pairs = [(ids[: w.n_context], ids[w.n_context :]) for w, ids in zip(windows, ids_read, strict=True)]
     assert pairs == expected and [w.number for w in windows] == list(range(len(windows)))
@@ -113,22 +115,6 @@ def test_every_token_but_the_first_is_scored_once_with_the_documented_context(
     assert part.metrics()["n_documents"] == 2
 
 
-@pytest.mark.parametrize("stride", [8, 3])
-def test_a_document_alone_is_predicted_from_itself(tiny: Gpt, corpus: IndexedTokens, stride: int) -> None:
-    expected = []
-    for ids in documents_of(corpus):
-        whole, nats, done = [TEXT.prefix_id, *ids], 0.0, 1
-        while done < len(whole):
-            end = min(max(9, done + stride), len(whole)) if done > 1 else min(9, len(whole))
-            log_p = log_softmax(tiny, whole[max(0, end - 9) : end - 1], True)
-            nats -= sum(float(log_p[i - end, whole[i]]) for i in range(done, end))
-            done = end
-        expected.append(nats)
-    loss = build_scorer(tiny, corpus, True, TEXT, stride=stride, eod_id=EOD).score_autoregressive()
-    assert loss.nats == pytest.approx(expected, rel=1e-5) and loss.tokens.tolist() == list(LENGTHS)
-    assert loss.eod_nats == 0
-
-
 @pytest.mark.parametrize("text", [None, TEXT], ids=["corpus", "document"])
 def test_a_diffusion_model_is_scored_under_the_masks_of_validation_and_left_to_right(
     tiny: Gpt, corpus: IndexedTokens, text: TextIds | None
@@ -156,22 +142,6 @@ def test_a_diffusion_model_is_scored_under_the_masks_of_validation_and_left_to_r
     assert (scored.eod_nats > 0) == (text is None) and scored.eod_nats < scored.nats.sum()
     exact = build_scorer(tiny, corpus, False, text, batch_size=7).score_left_to_right()
     assert exact.nats == pytest.approx(left, rel=1e-5) and exact.eod_nats == 0
-
-
-def test_the_bound_of_a_short_corpus_is_its_mean_over_all_masks(tiny: Gpt, tmp_path: Path) -> None:
-    """8 tokens, one window, 255 masks; a mask of l tokens has chance 1 / (8 C(8, l)), weight 8 / l."""
-    n = 8
-    tokens = np.random.default_rng(1).integers(0, 40, n)
-    hidden = np.array(list(itertools.product([0, 1], repeat=n)), dtype=bool)[1:]
-    log_p = tiny(torch.from_numpy(np.where(hidden, 40, tokens)), causal=False).double().log_softmax(-1)
-    nats = -(log_p[:, torch.arange(n), torch.from_numpy(tokens)].numpy() * hidden).sum(axis=1)
-    n_hidden = hidden.sum(axis=1)
-    exact = (nats / (n_hidden * [math.comb(n, k) for k in n_hidden])).sum() / n
-    short = write_documents(tmp_path / "short", tokens.tolist())
-    scorer = build_scorer(tiny, short, False, seq_len=32, batch_size=64)
-    loss = scorer.score_bound(MaskedDiffusion(40, 1e-3, 0), 256).metrics()
-    assert loss["mc_se"] < 0.02 * exact
-    assert loss["mc_interval"][0] < exact < loss["mc_interval"][1]
 
 
 def test_the_bytes_are_those_of_the_text_that_was_scored(corpus: IndexedTokens) -> None:
@@ -231,34 +201,20 @@ def test_documents_alone_have_lm_evals_rolling_scores_and_bits_per_byte(stories:
     assert "without end-of-document tokens" in result["bits_per_byte_of"]
 
 
-def test_windows_across_documents_have_transformers_nats_and_bits_of_text(stories: dict[str, Any]) -> None:
-    """The sliding window of the transformers documentation, over the concatenated documents."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(stories["hf"]).eval()
+def test_windows_across_documents_have_bits_per_byte_of_text(stories: dict[str, Any]) -> None:
     corpus, tokenizer = stories["corpus"], stories["tokenizer"]
-    ids = torch.from_numpy(corpus.tokens[: corpus.n_tokens].astype(np.int64))[None]
-    length, stride, before = 128, 32, 0
-    nats = torch.zeros(ids.shape[1], dtype=torch.float64)
-    for begin in range(0, ids.shape[1], stride):
-        end = min(begin + length + 1, ids.shape[1])
-        with torch.no_grad():
-            log_p = model(ids[:, begin : end - 1]).logits[0].double().log_softmax(-1)
-        scored = torch.arange(max(before, begin + 1), end)
-        nats[scored] = -log_p[scored - begin - 1, ids[0, scored]]
-        before = end
-        if end == ids.shape[1]:
-            break
-    scoring = HeldOutScoring(data=stories["data"], seq_len=length, stride=stride)
+    net = read_any(stories["hf"]).build_model()
+    options = {"seq_len": 128, "stride": 32}
+    loss = build_scorer(net, corpus, True, eod_id=tokenizer.eod_id, **options).score_autoregressive()
+    scoring = HeldOutScoring(data=stories["data"], **options)
     result, _, _ = score_held_out(find_models([stories["hf"]])[0], scoring, ALONE)
-    n_bytes = sum(len(text.encode()) for text in stories["texts"])
     whole, rest = (tokenizer.decode(corpus.get_document(0)[i:-1].tolist()) for i in (0, 1))
     n_first = len(whole.encode()) - len(rest.encode())  # the first id is not scored
-    assert result["n_bytes"] == n_bytes - n_first
+    assert result["n_bytes"] == sum(len(text.encode()) for text in stories["texts"]) - n_first
     assert result["n_eod"] == len(stories["texts"])
-    text_nats = float(nats[1:][ids[0, 1:] != tokenizer.eod_id].sum())
-    assert result["loss"] == pytest.approx(float(nats.sum()) / (ids.shape[1] - 1), rel=2e-3)
-    assert result["bits_per_byte"] == pytest.approx(text_nats / math.log(2) / result["n_bytes"], rel=2e-3)
+    assert result["loss"] == pytest.approx(loss.metrics()["loss"], rel=1e-6)
+    bits = (loss.nats.sum() - loss.eod_nats) / math.log(2)
+    assert result["bits_per_byte"] == pytest.approx(bits / result["n_bytes"], rel=1e-6)
 
 
 def test_windows_that_score_nothing_or_skip_tokens_are_refused(corpus: IndexedTokens, tmp_path: Path) -> None:

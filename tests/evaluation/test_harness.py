@@ -1,6 +1,5 @@
 """Downstream scores, compared with lm-eval's `hf` model on the same weights, and local tasks."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
 from megatron.evaluation import harness_tasks
 from megatron.evaluation.harness import find_mismatch, harness_model, score_task
-from megatron.evaluation.harness_files import format_results, merge_results
 from megatron.evaluation.harness_tasks import open_tasks
 from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
@@ -183,16 +181,6 @@ class _Unreachable:
 
     def load(self, names: list[str]) -> dict[str, Any]:
         raise ConnectionError(f"Couldn't reach the data of {names}")
-
-
-def test_results_of_single_tasks_are_merged_into_one_table(stories: Weights, task_folder: Path) -> None:
-    reader = Reader(stories, Scoring(), ALONE)
-    tasks, options = open_tasks(["copa", "piqa"], task_folder), {"limit": 4, "num_fewshot": 1}
-    parts = [score_task(harness_model(reader), t.load(), samples=False, **options) for t in tasks.values()]
-    whole = json.loads(json.dumps(merge_results(parts, {"model": "stories"}), default=str))
-    assert list(whole["results"]) == ["copa", "piqa"] and whole["n-shot"] == {"copa": 1, "piqa": 1}
-    lines = format_results(whole).splitlines()
-    assert any("copa" in line and "acc" in line and "±" in line for line in lines)
 
 
 def test_text_is_generated_up_to_the_first_stop_word(stories: Weights) -> None:

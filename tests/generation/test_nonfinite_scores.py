@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights, save_weights
@@ -20,10 +19,8 @@ from megatron.generation.generate_diffusion import generate_diffusion
 from megatron.generation.nonfinite_scores import NonFiniteError, check_log_p
 from megatron.generation.sampling import Sampling
 from megatron.model.transformer import Gpt
-from megatron.parallel.world import World
 from tests.conftest import build_tiny
-
-ALONE = World(0, 1, 0, torch.device("cpu"))
+from tests.evaluation.conftest import ALONE
 
 
 def make_non_finite(value: float) -> Gpt:
