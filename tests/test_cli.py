@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron import cli
-from megatron.cli import ACTIONS, GROUPS, SUBCOMMANDS, report_error, stop_signals
+from megatron.cli import ACTIONS, GROUPS, SUBCOMMANDS, report_error
 from tests.conftest import run_process, wait_until
 from tests.screen import TerminalStream, render_screen
 from tests.tool_modules import load_tool
@@ -177,28 +177,6 @@ def test_a_stop_during_the_imports_of_a_command_exits_with_75(
     assert process.returncode == 75
 
 
-def test_handlers_of_imports_are_for_tools_and_end_with_run_main(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {number: signal.getsignal(number) for number in cli.DEFAULT_HANDLERS}
-    assert cli._exit_stopped not in before.values() and not cli._runs_tool()
-    try:
-        for number, default in cli.DEFAULT_HANDLERS.items():
-            signal.signal(number, default)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # under nohup
-        cli.exit_on_stop_signals()
-        assert signal.getsignal(signal.SIGTERM) == cli._exit_stopped
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM}
-        with pytest.raises(SystemExit) as ended:
-            cli.run_main(lambda: 7 * (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL))
-        assert ended.value.code == 7
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert set(stop_signals(signal.SIGUSR1)) == set(cli.DEFAULT_HANDLERS)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def test_errors_are_one_inert_sentence_with_path_and_fix(tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     for error, sentence in (
@@ -238,8 +216,3 @@ def test_a_tool_that_takes_ranks_accepts_the_local_rank_of_launchers(root: Path,
         for place in (0, 2):
             inserted = [*words.split()[:place], word, *words.split()[place:]]
             assert parser.parse_args(inserted) == expected
-
-
-@pytest.mark.parametrize(("tool", "word"), [("pretrain", "--local_rank=x"), ("sweep", "--local_rank=1")])
-def test_other_tools_and_words_refuse_a_local_rank(cli, tool: str, word: str) -> None:
-    cli(f"{tool}.py", "run.yaml", word, status=2)

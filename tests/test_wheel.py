@@ -20,19 +20,10 @@ REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 STUB = (
     "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"  # the helper takes a minute to compile
 )
-FIT = """
-import sys
-import megatron.laws
-assert "torch" not in sys.modules
-import numpy as np
-from megatron.laws import fit_law
-N, D = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(2e8, 2e10, 4)))
-law = fit_law(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.36, n_bootstrap=0)
+SIZES = """
+import megatron.report.report, megatron.study.table
 from megatron.config.presets import load_model_sizes
-from megatron.report.report import read_study
-from megatron.study.table import read_table
-assert "torch" not in sys.modules and load_model_sizes()["7M"]
-print(*(round(law.params[name], 4) for name in ("E", "alpha", "beta")))
+print(load_model_sizes()["7M"]["d_model"])
 """
 
 
@@ -144,4 +135,4 @@ def test_laws_install_and_fit_without_torch_and_compiler(wheel_without_helper: P
     run(*fit, folder=tmp_path)
     assert json.loads((tmp_path / "law.json").read_text())["params"]["alpha"] == pytest.approx(0.35, abs=1e-3)
     assert "torch" not in run(python, "-m", "pip", "list", folder=tmp_path).split()
-    assert run(python, "-c", FIT, folder=tmp_path) == "1.8 0.35 0.36\n"
+    assert run(python, "-c", SIZES, folder=tmp_path) == "128\n"

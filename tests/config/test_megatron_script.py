@@ -1,6 +1,5 @@
 """Launch scripts of Megatron are run with recorders in place of their launchers."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from megatron.config import megatron_script
 from megatron.config.megatron_rules import translate_command
 from megatron.config.megatron_script import record_launch_script
-from tests.tool_modules import Cli
 from tests.wrong_values import read_refusal
 
 # constructs of published scripts: arrays, arithmetic, here-documents, sourced files, values of python
@@ -75,13 +73,3 @@ def test_no_process_of_a_script_survives_it(tmp_path: Path) -> None:
     command = ["ps", "-o", "stat=", (tmp_path / "pid").read_text()]
     state = subprocess.run(command, capture_output=True, text=True).stdout
     assert state.strip() in ("", "Z")
-
-
-def test_nothing_is_run_without_execute(cli: Cli, script: Path, tmp_path: Path) -> None:
-    script.write_text(f"touch {tmp_path}/ran\n{SCRIPT}")
-    assert "add --execute" in cli("megatron", "--script", script, status=2).error
-    assert not (tmp_path / "ran").exists()
-    out = tmp_path / "run.yaml"
-    output = cli("megatron", "--script", script, "--execute", "--out", out, "--", "s").output
-    assert output.startswith(f"{script}: run by bash, with a recorder for torchrun")
-    assert (tmp_path / "ran").exists() and out.is_file() and os.listdir(tmp_path).count("runs") == 0

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,42 +13,33 @@ from megatron.parallel.rank_env import ranks_from_environment
 from megatron.plan.resolve import load_config
 from tests.wrong_values import read_refusal
 
-SMALL = "examples_scaling/training/small.yaml"
+SMALL = Path("examples_scaling/training/small.yaml")
+REFUSED_WORDS = (
+    "model.n_tokens=300 optim.lrr=1",
+    "model.n_tokens=300 lr_scheduler.total_epochs=2",
+    "dataset.path_train=data/nowhere",
+    "model.n_tokens=300 model.size=425",
+    "model.n_tokens=300 model.n_heads=2 dist.tensor_parallel=3",
+)
 
 
-@pytest.fixture(scope="module")
-def messages(root: Path) -> list[str]:
-    """Return the quoted messages in the first column of the table of failures."""
-    guide = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
-    return re.findall(r"^\| `(.+?)` \| ", guide.partition("## Errors")[2], re.MULTILINE)
-
-
-def test_the_table_of_failures_has_the_real_messages(
-    root: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+def test_the_guide_has_real_messages_and_existing_options(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(messages) >= 10 and all("|" not in message for message in messages)
     monkeypatch.chdir(root)
-    for words, key in (
-        (["model.n_tokens=300", "optim.lrr=1"], "lrr"),
-        (["model.n_tokens=300", "lr_scheduler.total_epochs=2"], "give the length"),
-        (["dataset.path_train=data/nowhere"], "data/nowhere"),
-        (["model.n_tokens=300", "model.size=425"], "'425'"),
-        (["model.n_tokens=300", "model.n_heads=2", "dist.tensor_parallel=3"], "dist.tensor_parallel 3"),
-    ):
-        (shown,) = [message for message in messages if key in message]
-        refusal = read_refusal(lambda: load_config(Path(SMALL), words))  # noqa: B023
-        assert str(refusal).endswith(shown.split(": ", 2)[2].removeprefix("..."))
+    text = Path("examples_scaling/training/TRAIN.md").read_text()
+    # `error: ...small.yaml: the sentence` in the first column of the table of failures
+    rows = text.partition("## Errors")[2]
+    shown = re.findall(r"^\| `error: (?:\.\.\.\S*: )?(.+?)` \| ", rows, re.MULTILINE)
+    assert len(shown) >= 10
     for read in (
-        lambda: ranks_from_environment({"WORLD_SIZE": "2"}),
-        lambda: ranks_from_environment({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}),
-        lambda: build_layout(DistConfig(pipeline_parallel=2), 1, 1),
+        *(partial(load_config, SMALL, words.split()) for words in REFUSED_WORDS),
+        partial(ranks_from_environment, {"WORLD_SIZE": "2"}),
+        partial(ranks_from_environment, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}),
+        partial(build_layout, DistConfig(pipeline_parallel=2), 1, 1),
     ):
-        assert f"error: {read_refusal(read)}" in messages
-
-
-def test_the_guide_names_only_options_that_exist(root: Path) -> None:
-    text = (root / "examples_scaling" / "training" / "TRAIN.md").read_text()
+        refusal = str(read_refusal(read))
+        assert any(refusal.endswith(message) for message in shown), refusal
     option_names = {option.name for section in (ModelConfig, ObjectiveConfig) for option in fields(section)}
-    documented = re.findall(r"(?:model|objective)\.(\w+)", text)
-    assert len(set(documented)) > 10
-    assert set(documented) <= option_names | {"hf_config"}
+    documented = set(re.findall(r"(?:model|objective)\.(\w+)", text))
+    assert len(documented) > 10 and documented <= option_names | {"hf_config"}

@@ -153,6 +153,7 @@ def test_unknown_tasks_and_a_missing_folder_are_named(tmp_path: Path, task_folde
     for names, folder, error, sentence in (
         (["copa", "copa"], task_folder, ValueError, "got copa twice"),
         ([], task_folder, ValueError, "got no task"),
+        (["hellaswga"], task_folder, ValueError, "lm-eval does not have; did you mean hellaswag"),
         (["copa"], tmp_path / "none", FileNotFoundError, "--include-path: got no folder"),
     ):
         with pytest.raises(error, match=sentence):

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from megatron.config.schema import DistConfig, ModelConfig, OptimConfig
+from megatron.config.schema import ModelConfig, OptimConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
-from megatron.optim.adamw import build_adamw
+from megatron.optim.adamw import build_adamw, build_fused_adamw, set_lr, step_optimizer
 
 
 def build_shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) -> ModelConfig:
@@ -63,20 +62,14 @@ def test_multipliers_are_applied_as_in_the_table() -> None:
 
 
 def test_every_group_uses_the_scheduled_rate_times_its_scale() -> None:
-    from megatron.engine.torch.torch_native import TorchEngine
-    from megatron.objective.autoregressive import Autoregressive
-    from megatron.parallel.world import World
-
-    wide = build_shape("mup", width=64)
-    model = Gpt(wide)
+    model = Gpt(wide := build_shape("mup", width=64))
     init_weights(model, seed=0)
-    tokens = np.random.default_rng(0).integers(64, size=(4, 17))
+    optimizer = build_fused_adamw(dict(model.named_parameters()), OptimConfig(weight_decay=0.0), wide)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    engine = TorchEngine(
-        model, causal=True, dist=DistConfig(dtype="float32"),
-        optim=OptimConfig(weight_decay=0.0, grad_clip=0.0), world=World(0, 1, 0, torch.device("cpu")),
-    )  # fmt: skip
-    engine.step([Autoregressive().corrupt(tokens, np.arange(4))], lr=0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    set_lr(optimizer, 0.01)
+    step_optimizer(optimizer, torch.tensor(1.0), torch.tensor(True))
     # Adam's first step changes each weight by its learning rate, for any gradient
     moved = {name: (p.detach() - before[name]).abs().max().item() for name, p in model.named_parameters()}
     assert moved["embedding.weight"] == pytest.approx(0.01, rel=1e-3)

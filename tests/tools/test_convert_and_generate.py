@@ -1,6 +1,5 @@
 """Tests of converting checkpoints and generating text from the command line."""
 
-import shutil
 from pathlib import Path
 
 
@@ -14,11 +13,8 @@ def test_a_converted_model_writes_the_same_text(cli, stories_folder: Path, tmp_p
     assert cli("generate_text.py", native, *words, "--stream").output == direct
 
 
-def test_options_that_do_not_apply_to_a_model_are_refused(cli, stories_folder: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(stories_folder, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+def test_options_that_do_not_apply_to_a_model_are_refused(cli, stories_folder: Path) -> None:
     for words, sentence in (
-        ((bare,), "give it with --tokenizer"),
         ((stories_folder, "--max-new-tokens", -1), "got -1 new tokens, expected 0 or more"),
         ((stories_folder, "--steps", 4), "--steps, --block-tokens: got an autoregressive model. Omit them."),
     ):

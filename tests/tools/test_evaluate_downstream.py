@@ -100,10 +100,6 @@ def test_contexts_longer_than_the_model_are_counted_and_reported(typed: Typed, s
 def test_bad_input_is_reported_in_one_line(typed: Typed, stories: Path, tmp_path: Path) -> None:
     model = stories / "stories"
     for words, sentence in (
-        (
-            (model, "--tasks", "hellaswga"),
-            "got 'hellaswga', which lm-eval does not have; did you mean hellaswag",
-        ),
         ((tmp_path, "--tasks", "copa"), "got no checkpoint in it or its subfolders"),
         ((model, "--tasks", "copa", "--only-mc-nll"), "the model is autoregressive. Omit them."),
         ((stories, "--tasks", "copa", "--out", tmp_path), "--out: got 2 models for the one folder"),
