@@ -155,9 +155,8 @@ def build_tiny(n_tokens: int, seed: int = 0, sharpness: float = 20.0, **more: An
     init_weights(model, seed)
     with torch.no_grad():
         for parameter in model.blocks.parameters():
-            if (
-                parameter.ndim == 2
-            ):  # the output of the blocks outweighs the embedding, so the model does not only repeat tokens
+            # the output of the blocks outweighs the embedding, so the model does not only repeat tokens
+            if parameter.ndim == 2:
                 parameter *= 15
         model.embedding.weight *= sharpness
     return model.eval().requires_grad_(False)

@@ -66,17 +66,21 @@ def test_a_waiting_process_gets_the_released_lock(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("change", ["rename", "unlink"])
-def test_a_file_that_its_owner_moved_is_not_the_one_that_is_locked(tmp_path, change: str) -> None:
+def test_a_file_that_its_owner_moved_is_not_the_one_that_is_locked(tmp_path, monkeypatch, change) -> None:
+    """The owner moves it between the opening of the file and its lock."""
     path = tmp_path / "x.partial"
     first = open_locked(path)
     first.write(b"whole")
     first.flush()
+    flock = fcntl.flock
 
-    def finish() -> None:
-        path.rename(tmp_path / "x") if change == "rename" else path.unlink()
-        first.close()
+    def finish_and_lock(descriptor: int, operation: int) -> None:
+        if not first.closed:
+            path.rename(tmp_path / "x") if change == "rename" else path.unlink()
+            first.close()
+        flock(descriptor, operation)
 
-    threading.Timer(0.3, finish).start()
+    monkeypatch.setattr(fcntl, "flock", finish_and_lock)
     with open_locked(path, wait_s=30) as second:
         assert second.read() == b""
         assert os.path.samestat(path.stat(), os.fstat(second.fileno()))

@@ -62,6 +62,5 @@ def test_a_wheel_has_the_tools_in_its_own_package_and_runs_them(root: Path, tmp_
         (("-m", "megatron.cli", "merge", "--help"), "usage: scaling merge"),
         (("-c", code), "True"),
     ):
-        assert run_process([sys.executable, *words], tmp_path, PYTHONPATH=str(tmp_path)).stdout.startswith(
-            start
-        )
+        done = run_process([sys.executable, *words], tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.stdout.startswith(start)

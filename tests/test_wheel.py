@@ -17,9 +17,8 @@ from tests.conftest import run_process
 
 REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 
-STUB = (
-    "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"  # the helper takes a minute to compile
-)
+# the helper takes a minute to compile
+STUB = "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"
 SIZES = """
 import megatron.report.report, megatron.study.table
 from megatron.config.presets import load_model_sizes

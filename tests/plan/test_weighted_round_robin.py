@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
+SLIMPAJAMA = ("0.522", "0.267", "0.052", "0.042", "0.046", "0.038", "0.033")
 weights_of_sources = st.lists(st.floats(-2, 1).map(lambda x: Fraction(str(10**x))), min_size=1, max_size=8)
 
 
 @settings(max_examples=12, deadline=None)
 @given(weights_of_sources, st.sampled_from([0, 10**6, 10**13]))
-@example(
-    [Fraction(x) for x in ("0.522", "0.267", "0.052", "0.042", "0.046", "0.038", "0.033")], 0
-)  # SlimPajama
+@example([Fraction(x) for x in SLIMPAJAMA], 0)
 @example([Fraction(178_992_411_307), Fraction(627_000_000_121), Fraction(123_456_789)], 10**13)
 @example([Fraction(9), *[Fraction(1, 7)] * 6], 10**6)
 @example([Fraction(1, 3)] * 3, 0)

@@ -154,16 +154,9 @@ def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(cli, tmp_pa
         assert len(select_runs(table, Columns(), where=[condition]).N) == n_rows
 
 
-def test_a_fixed_constant_stays_fixed(cli, tmp_path: Path, out: Path) -> None:
-    simulate_runs(5, 4, noise=0.003).to_csv(tmp_path / "table.csv", index=False)
-    cli("fit", tmp_path / "table.csv", "--n-bootstrap", 5, "--out", out, "--fix", "alpha=0.34")
-    law = Law.load(out)
-    assert law.params["alpha"] == 0.34 and law.fixed == ["alpha"]
-
-
-def test_the_error_of_extrapolation_is_that_of_the_fitted_runs(cli, tmp_path: Path, out: Path) -> None:
+def test_a_fixed_constant_and_the_error_of_extrapolation_are_stored(cli, tmp_path: Path, out: Path) -> None:
     table = write_runs(tmp_path, noise=0.003, loss_se=0.02)
-    words = ("--objective", "autoregressive", "--hold-out", 2, "--n-bootstrap", 20)
+    words = ("--objective", "autoregressive", "--hold-out", 2, "--n-bootstrap", 20, "--fix", "alpha=0.34")
     done = cli("fit", table, *words, "--out", out)
     stored = json.loads(out.read_text())
     sizes, tokens = (np.array(stored["held_out"][name]) for name in "ND")
@@ -171,6 +164,7 @@ def test_the_error_of_extrapolation_is_that_of_the_fitted_runs(cli, tmp_path: Pa
     assert "more deviation for each factor of e in compute" in done.output
     assert len(stored["runs"]) == 16 and not set(stored["runs"]) & set(stored["held_out"]["runs"])
     assert stored["text_error"]["loss_se"] == 0.02
+    assert (stored["params"]["alpha"], stored["fixed"]) == (0.34, ["alpha"])
 
 
 def test_a_law_that_is_not_identified_is_printed_with_a_warning(cli, tmp_path: Path, out: Path) -> None:
@@ -178,7 +172,8 @@ def test_a_law_that_is_not_identified_is_printed_with_a_warning(cli, tmp_path: P
     noise = np.exp(0.01 * np.random.default_rng(1).standard_normal(9))
     runs = pd.DataFrame({"n_params": n, "train_tokens": d, "loss": FORM["chinchilla"].loss(TRUTH, n, d)})
     runs.assign(loss=runs.loss * noise).to_csv(tmp_path / "table.csv", index=False)
-    lines = cli("fit", tmp_path / "table.csv", "--out", out).output.splitlines()
+    words = ("fit", tmp_path / "table.csv", "--n-bootstrap", 100, "--out", out)
+    lines = cli(*words).output.splitlines()
     law = Law.load(out)
     assert law.identified is False and "alpha" in law.not_identified
     assert "NOT IDENTIFIED by these runs: " in lines[1]

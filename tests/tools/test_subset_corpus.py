@@ -1,12 +1,13 @@
 """Tests of tools/subset_corpus.py from the command line."""
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
 from megatron.data.indexed import IndexedTokens
-from tests.conftest import wait_until
+from tests.datasets import write_texts
 
 
 def test_a_command_writes_a_part_of_a_text_or_of_a_pipe(cli, tmp_path: Path, scaling_data: Path) -> None:
@@ -31,16 +32,17 @@ def test_a_dataset_gives_a_dataset(cli, tmp_path: Path, scaling_data: Path) -> N
     assert "Omit the tokenizer's options" in cli("subset", *words, status=1).error
 
 
-def test_stopped_half_way_leaves_nothing(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "tools" / "subset_corpus.py"), "--input", "-", "--sample", "0.5"]
-    with subprocess.Popen(
-        [*command, "--output", str(tmp_path / "out.jsonl")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdin.write(b'{"text": "x"}\n' * 20)
-        process.stdin.flush()
-        wait_until(lambda: list(tmp_path.iterdir()))
-        assert not (tmp_path / "out.jsonl").exists()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=240) == 75
-        assert process.stderr.read() == b"stopped; run the same command again\n"
-    assert list(tmp_path.iterdir()) == []
+def test_stopped_before_the_end_it_leaves_nothing(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives when the file is synced, before it has its name."""
+    source = write_texts(tmp_path / "in.jsonl", "words")
+
+    def stop(file: int) -> None:
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, "the signal would end the tests"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(os, "fsync", stop)
+    words = ("--input", source, "--documents", 3, "--output", tmp_path / "out.jsonl")
+    assert cli("subset", *words, status=75).error == "stopped; run the same command again\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
