@@ -47,7 +47,8 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, folder / "source" / name, follow_symlinks=False)
     (folder / "source" / "csrc").mkdir()
-    (folder / "source" / "csrc" / "stub.cpp").write_text(STUB)
+    for name, text in {"kernels": "", "tokenizer": "", "module": STUB}.items():
+        (folder / "source" / "csrc" / f"{name}.cpp").write_text(text)
     run(sys.executable, "-m", "pip", "wheel", "./source", "--no-deps", "--no-build-isolation", folder=folder)
     (built,) = folder.glob("*.whl")
     return built
