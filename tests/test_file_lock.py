@@ -66,7 +66,7 @@ def test_a_waiting_process_gets_the_released_lock(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("change", ["rename", "unlink"])
-def test_a_file_that_its_owner_moved_is_not_the_one_that_is_locked(tmp_path, monkeypatch, change) -> None:
+def test_a_file_that_its_owner_moved_is_not_locked(tmp_path, monkeypatch, change) -> None:
     """The owner moves it between the opening of the file and its lock."""
     path = tmp_path / "x.partial"
     first = open_locked(path)

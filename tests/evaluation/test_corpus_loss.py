@@ -201,7 +201,7 @@ def test_documents_alone_have_lm_evals_rolling_scores_and_bits_per_byte(stories:
     assert "without end-of-document tokens" in result["bits_per_byte_of"]
 
 
-def test_windows_across_documents_have_bits_per_byte_of_text(stories: dict[str, Any]) -> None:
+def test_windows_across_documents_have_bits_of_text(stories: dict[str, Any]) -> None:
     corpus, tokenizer = stories["corpus"], stories["tokenizer"]
     net = read_any(stories["hf"]).build_model()
     options = {"seq_len": 128, "stride": 32}

@@ -154,7 +154,7 @@ def test_one_file_holds_many_laws_and_each_is_fitted_on_its_own_rows(cli, tmp_pa
         assert len(select_runs(table, Columns(), where=[condition]).N) == n_rows
 
 
-def test_a_fixed_constant_and_the_error_of_extrapolation_are_stored(cli, tmp_path: Path, out: Path) -> None:
+def test_a_fixed_constant_and_the_extrapolation_are_stored(cli, tmp_path: Path, out: Path) -> None:
     table = write_runs(tmp_path, noise=0.003, loss_se=0.02)
     words = ("--objective", "autoregressive", "--hold-out", 2, "--n-bootstrap", 20, "--fix", "alpha=0.34")
     done = cli("fit", table, *words, "--out", out)
