@@ -26,14 +26,6 @@ def list_paths(folder: Path) -> list[Path]:
     return [info.path for info in layout.find_checkpoints(folder, "run")]
 
 
-def test_saved_parts_are_loaded(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, "run", make_parts(3), META)
-    loaded, meta = store.load_checkpoint(path)
-    assert torch.equal(loaded["model"]["tensor"], torch.arange(1000))
-    assert meta["identity"] == "abc"
-    assert sorted(file.name for file in path.iterdir()) == sorted([*layout.FILES.values(), "meta.json"])
-
-
 def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_path: Path) -> None:
     paths = [save_checkpoint(tmp_path, "run", make_parts(step), META) for step in (1, 2, 3, 4)]
     truncated = paths[3] / "model_state_dict.pt"

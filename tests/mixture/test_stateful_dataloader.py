@@ -20,7 +20,6 @@ from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "torchdata.stateful_dataloader", "datasets", __name__])
 SIZE = 64
-N_DOCUMENTS = 3000  # in the fixture `mixture`
 
 
 def make_dataset(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDataset:
@@ -29,13 +28,6 @@ def make_dataset(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDat
 
 def list_texts(chunk: Chunk) -> tuple[int, list[str]]:
     return chunk.number, chunk.documents
-
-
-def make_finite(mixture: Path) -> Path:
-    """Return a mixture of the same documents once: 46 whole chunks and one of 56."""
-    if "dry" not in mixture.read_text():
-        mixture.write_text(mixture.read_text() + "dry: redistribute\n")
-    return mixture
 
 
 class Numbers:
@@ -95,7 +87,9 @@ def test_repeated_resumes_inside_an_epoch_return_the_whole_stream(
 ) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     context = {"multiprocessing_context": FORKS} if workers else {}
-    make_finite(mixture)
+    mixture.write_text(
+        mixture.read_text() + "dry: redistribute\n"
+    )  # 46 whole chunks, and one of 56 documents
 
     def load(state: dict[str, Any]) -> Any:
         dataset = MixtureDataset(Numbers) if workers else make_dataset(mixture, group, n_groups)
@@ -106,7 +100,7 @@ def test_repeated_resumes_inside_an_epoch_return_the_whole_stream(
     whole = [list_texts(chunk) for chunk in load({})]
     assert [number for number, _ in whole] == list(range(group, 43 if workers else 47, n_groups))
     if not workers and n_groups == 1:
-        assert len({text for _, texts in whole for text in texts}) == N_DOCUMENTS
+        assert len({text for _, texts in whole for text in texts}) == 3000
     received: list[tuple[int, list[str]]] = []
     state: dict[str, Any] = {}
     for n in (0, 5, 1, 4):
