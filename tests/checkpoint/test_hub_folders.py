@@ -20,6 +20,7 @@ from megatron.generation.generate import generate
 from megatron.generation.sampling import Sampling
 from megatron.plan.count import n_params
 from tests.checkpoint.conftest import import_transformers
+from tests.wrong_values import read_refusal
 
 transformers = import_transformers()
 
@@ -305,9 +306,8 @@ def test_a_key_that_changes_the_logits_is_refused_by_name(
 ) -> None:
     shutil.copytree(hub(kind)[0], tmp_path / "hub")
     change_config(tmp_path / "hub", add)
-    with pytest.raises(ValueError) as caught:
-        convert_checkpoint(tmp_path / "hub", tmp_path / "out", to="native")
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    message = read_refusal(lambda: convert_checkpoint(tmp_path / "hub", tmp_path / "out", to="native"))
+    assert sentence in str(message)
     assert not list(tmp_path.glob("out*"))
 
 
@@ -333,9 +333,7 @@ def test_a_tensor_that_is_neither_used_nor_redundant_is_refused(
 ) -> None:
     shutil.copytree(hub(kind)[0], tmp_path, dirs_exist_ok=True)
     change_tensors(tmp_path, {name: tensor})
-    with pytest.raises(ValueError) as caught:
-        read_huggingface(tmp_path)
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert sentence in str(read_refusal(lambda: read_huggingface(tmp_path)))
 
 
 @pytest.mark.parametrize(

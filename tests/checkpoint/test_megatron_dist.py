@@ -1,7 +1,6 @@
 """Megatron core's torch_dist folders: tensors over all layers, beside optimizer states and byte objects."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from megatron.evaluation.scored_models import find_models
 from megatron.model.transformer import Gpt
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, UNTIED, make_args
 from tests.checkpoint.test_megatron_objective import EVERYTHING, FORK
+from tests.conftest import build_tiny
 
 
 def write_torch_dist(model: Gpt, folder: Path, stacked: bool, **args: Any) -> Path:
@@ -42,10 +42,8 @@ def write_torch_dist(model: Gpt, folder: Path, stacked: bool, **args: Any) -> Pa
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("shape", [LLAMA, UNTIED, GPT2], ids=["llama", "untied", "gpt2"])
-def test_a_folder_is_read_bit_for_bit(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, shape: dict[str, Any], stacked: bool
-) -> None:
-    model = tiny_of(**shape)
+def test_a_folder_is_read_bit_for_bit(tmp_path: Path, shape: dict[str, Any], stacked: bool) -> None:
+    model = build_tiny(**shape)
     write_torch_dist(model, tmp_path / "ck", stacked)
     weights = read_any(tmp_path / "ck")
     assert weights.config == model.config and weights.objective == "autoregressive"
@@ -53,15 +51,13 @@ def test_a_folder_is_read_bit_for_bit(
     assert [model.path for model in find_models([tmp_path])] == [tmp_path / "ck"]
 
 
-def test_a_diffusion_checkpoint_of_the_fork_is_known_as_one(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
-    write_torch_dist(tiny_of(**LLAMA), tmp_path / "ck", True, **FORK, attn_mask=EVERYTHING)
+def test_a_diffusion_checkpoint_of_the_fork_is_known_as_one(tmp_path: Path) -> None:
+    write_torch_dist(build_tiny(**LLAMA), tmp_path / "ck", True, **FORK, attn_mask=EVERYTHING)
     assert read_any(tmp_path / "ck").objective == "masked_diffusion"
 
 
-def test_damaged_folders_are_refused(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
-    step = write_torch_dist(tiny_of(**LLAMA), tmp_path / "ck", True)
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    step = write_torch_dist(build_tiny(**LLAMA), tmp_path / "ck", True)
     args = torch.load(step / "common.pt", weights_only=False)
     torch.save({"iteration": 5}, step / "common.pt")
     with pytest.raises(ValueError, match="common.pt: got no args with num_attention_heads"):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from megatron.checkpoint.model_weights import Weights, save_weights
 from megatron.model.transformer import Gpt
 from tests.checkpoint.conftest import weights_of
 from tests.checkpoint.test_megatron_layouts import GPT2, LLAMA, write_megatron_lm
+from tests.conftest import build_tiny
 
 LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_positions": 8192}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,10 +41,8 @@ def save(model: Gpt, path: Path, objective: str = "autoregressive") -> Weights:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_an_exported_checkpoint_is_read_back_bit_for_bit(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, name: str
-) -> None:
-    weights = save(tiny_of(**SHAPES[name]), tmp_path / "native")
+def test_an_exported_checkpoint_is_read_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+    weights = save(build_tiny(**SHAPES[name]), tmp_path / "native")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
     again = read_any(tmp_path / "out")
     assert again.config == weights.config and again.objective == "autoregressive"
@@ -52,11 +50,9 @@ def test_an_exported_checkpoint_is_read_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
-def test_tensors_have_the_names_and_rows_of_megatron_core(
-    tiny_of: Callable[..., Gpt], name: str, tmp_path: Path
-) -> None:
+def test_tensors_have_the_names_and_rows_of_megatron_core(name: str, tmp_path: Path) -> None:
     """The other direction of the layouts that the reader's tests build layer by layer."""
-    model = tiny_of(**SHAPES[name])
+    model = build_tiny(**SHAPES[name])
     weights = save(model, tmp_path / "native")
     write_megatron_lm(model, tmp_path / "ck", 1, 1, "engine")
     (path,) = tmp_path.glob("ck/*/mp_rank_00/*.pt")
@@ -66,8 +62,8 @@ def test_tensors_have_the_names_and_rows_of_megatron_core(
     torch.testing.assert_close(exported, expected, rtol=0, atol=0)
 
 
-def test_a_diffusion_model_keeps_its_objective(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
-    save(tiny_of(**LLAMA), tmp_path / "native", "masked_diffusion")
+def test_a_diffusion_model_keeps_its_objective(tmp_path: Path) -> None:
+    save(build_tiny(**LLAMA), tmp_path / "native", "masked_diffusion")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text().strip() == "release"
     assert read_any(tmp_path / "out").objective == "masked_diffusion"
@@ -85,9 +81,9 @@ def test_a_diffusion_model_keeps_its_objective(tiny_of: Callable[..., Gpt], tmp_
     ],
 )
 def test_a_model_that_megatron_core_does_not_have_is_refused(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, shape: dict[str, Any], sentence: str
+    tmp_path: Path, shape: dict[str, Any], sentence: str
 ) -> None:
-    save(tiny_of(**LLAMA | shape), tmp_path / "native")
+    save(build_tiny(**LLAMA | shape), tmp_path / "native")
     with pytest.raises(ValueError, match=sentence):
         convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
     assert not (tmp_path / "out").exists()
@@ -95,13 +91,11 @@ def test_a_model_that_megatron_core_does_not_have_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2-exact", "qwen2", "qwen3", "llama3.1", "linear"])
-def test_megatron_core_computes_the_same_logits(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, root: Path, name: str
-) -> None:
+def test_megatron_core_computes_the_same_logits(tmp_path: Path, root: Path, name: str) -> None:
     """MEGATRON_CORE_PYTHON is a Python with megatron-core, whose package has this project's name."""
     if (python := os.environ.get("MEGATRON_CORE_PYTHON")) is None:
         pytest.skip("set MEGATRON_CORE_PYTHON to a Python of an environment with megatron-core")
-    model = tiny_of(**SHAPES[name])
+    model = build_tiny(**SHAPES[name])
     save(model, tmp_path / "native")
     convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
     script = root / "tests" / "checkpoint" / "megatron_core_logits.py"

@@ -2,6 +2,7 @@
 
 import enum
 import itertools
+import re
 import sys
 import types
 from argparse import Namespace
@@ -16,6 +17,8 @@ from torch import Tensor
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.convert.megatron_layouts import read_megatron
 from megatron.model.transformer import Gpt
+from tests.conftest import build_tiny
+from tests.wrong_values import read_refusal
 
 Tensors = dict[str, Tensor]
 LLAMA = {"n_layers": 4, "n_tokens": 41, "n_kv_heads": 2, "vocab_rows": 48}
@@ -193,9 +196,9 @@ def assert_same(model: Gpt, folder: Path) -> None:
     ],
 )
 def test_ranks_of_megatron_lm_are_merged_bitwise_exactly(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, names: str, ranks: tuple[int, int], shape: dict[str, Any]
+    tmp_path: Path, names: str, ranks: tuple[int, int], shape: dict[str, Any]
 ) -> None:
-    model = tiny_of(**shape)
+    model = build_tiny(**shape)
     write_megatron_lm(model, tmp_path / "ck", *ranks, names)
     assert_same(model, tmp_path / "ck")
     assert_same(model, tmp_path / "ck" / "iter_0000007")
@@ -204,19 +207,19 @@ def test_ranks_of_megatron_lm_are_merged_bitwise_exactly(
 @pytest.mark.parametrize("pipeline", [False, True])
 @pytest.mark.parametrize("n_tensor", [1, 2])
 def test_ranks_of_megatron_deepspeed_are_merged_bitwise_exactly(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, pipeline: bool, n_tensor: int
+    tmp_path: Path, pipeline: bool, n_tensor: int
 ) -> None:
-    model = tiny_of(**LLAMA)
+    model = build_tiny(**LLAMA)
     write_deepspeed(model, tmp_path / "ck", n_tensor, pipeline)
     assert_same(model, tmp_path / "ck")
     if pipeline:
-        untied = tiny_of(**UNTIED | {"qk_norm": False})
+        untied = build_tiny(**UNTIED | {"qk_norm": False})
         write_deepspeed(untied, tmp_path / "untied", n_tensor, True)
         assert_same(untied, tmp_path / "untied")
 
 
-def test_inconsistent_shards_are_refused_in_one_sentence(tiny_of: Callable[..., Gpt], tmp_path: Path) -> None:
-    model = tiny_of(**LLAMA)
+def test_inconsistent_shards_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    model = build_tiny(**LLAMA)
     write_megatron_lm(model, tmp_path / "ck", 2, 2, "core")
     step = tmp_path / "ck" / "iter_0000007"
     lost = step / "mp_rank_01_001" / "model_optim_rng.pt"
@@ -224,9 +227,7 @@ def test_inconsistent_shards_are_refused_in_one_sentence(tiny_of: Callable[..., 
 
     def refused(sentence: str, **changes: Any) -> None:
         torch.save({**saved, **changes}, lost)
-        with pytest.raises((ValueError, FileNotFoundError)) as caught:
-            read_megatron(tmp_path / "ck")
-        assert sentence in str(caught.value) and "\n" not in str(caught.value)
+        assert sentence in str(read_refusal(lambda: read_megatron(tmp_path / "ck")))
 
     other = {name: None if of is None else of + 1 for name, of in saved["model"].items()}
     refused("differs between tensor ranks", model=other)
@@ -298,9 +299,9 @@ def with_part(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_content_of_a_wrong_kind_is_refused_in_one_sentence(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str
 ) -> None:
-    write_megatron_lm(tiny_of(**LLAMA), tmp_path, 1, 1, "core")
+    write_megatron_lm(build_tiny(**LLAMA), tmp_path, 1, 1, "core")
     path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
     checkpoint = torch.load(path, weights_only=False)
     vars(checkpoint["args"])[None] = 5  # a name that is no string is ignored
@@ -308,15 +309,11 @@ def test_content_of_a_wrong_kind_is_refused_in_one_sentence(
     assert read_megatron(tmp_path).config.n_heads == 4
     change(checkpoint)
     torch.save(checkpoint, path)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        read_megatron(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert re.search(sentence, str(read_refusal(lambda: read_megatron(tmp_path))))
 
 
-def test_a_universal_checkpoint_is_refused_with_its_replacement(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
-    write_deepspeed(tiny_of(**LLAMA), tmp_path, 1, False)
+def test_a_universal_checkpoint_is_refused_with_its_replacement(tmp_path: Path) -> None:
+    write_deepspeed(build_tiny(**LLAMA), tmp_path, 1, False)
     (tmp_path / "global_step7" / "zero").mkdir()
     with pytest.raises(ValueError, match="Convert the global_step folder that it was made from"):
         read_megatron(tmp_path)

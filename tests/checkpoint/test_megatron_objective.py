@@ -11,8 +11,8 @@ import torch
 from megatron.checkpoint.convert.formats import convert_checkpoint, read_any
 from megatron.checkpoint.convert.megatron_args import read_objective
 from megatron.checkpoint.convert.megatron_layouts import read_megatron
-from megatron.model.transformer import Gpt
 from tests.checkpoint.test_megatron_layouts import LLAMA, UNTIED, write_deepspeed, write_megatron_lm
+from tests.conftest import build_tiny
 from tests.tool_modules import Cli
 
 # default arguments of wmn-231314/diffusion-data-constraint
@@ -79,9 +79,9 @@ def test_the_objective_comes_from_the_arguments_and_the_caller_and_is_not_guesse
     [("pipeline", UNTIED | {"qk_norm": False}), ("deepspeed", TIED), ("megatron-lm", UNTIED)],
 )
 def test_a_diffusion_checkpoint_is_read_with_its_mask_row(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, layout: str, shape: dict[str, Any]
+    tmp_path: Path, layout: str, shape: dict[str, Any]
 ) -> None:
-    model = tiny_of(**shape)
+    model = build_tiny(**shape)
     if layout == "megatron-lm":
         write_megatron_lm(model, tmp_path / "ck", 1, 2, "core")
     else:
@@ -97,11 +97,9 @@ def test_a_diffusion_checkpoint_is_read_with_its_mask_row(
     assert (again.objective, again.rate_min) == ("masked_diffusion", 1e-3)
 
 
-def test_the_additional_mask_row_moves_to_the_row_after_the_ids(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
+def test_the_additional_mask_row_moves_to_the_row_after_the_ids(tmp_path: Path) -> None:
     """Option --untie-with-additional-mask: [MASK] is row 48 of 49 embedding rows; the head has 48 rows."""
-    model = tiny_of(**UNTIED | {"qk_norm": False})
+    model = build_tiny(**UNTIED | {"qk_norm": False})
     write_deepspeed(model, tmp_path / "ck", 1, True)
     (path,) = (tmp_path / "ck").rglob("layer_01-model_00-model_states.pt")
     extra = torch.randn(1, model.config.d_model, generator=torch.Generator().manual_seed(1))
@@ -130,9 +128,9 @@ def test_the_additional_mask_row_moves_to_the_row_after_the_ids(
     ],
 )
 def test_the_mask_row_needs_the_number_of_ids(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, changes: dict[str, Any], n_tokens: int | None, expected: Any
+    tmp_path: Path, changes: dict[str, Any], n_tokens: int | None, expected: Any
 ) -> None:
-    write_deepspeed(tiny_of(**TIED), tmp_path / "ck", 1, False)
+    write_deepspeed(build_tiny(**TIED), tmp_path / "ck", 1, False)
     change_args(tmp_path / "ck", **FORK | {"attn_mask": EVERYTHING} | changes)
     if isinstance(expected, int):
         assert read_any(tmp_path / "ck", n_tokens=n_tokens).config.n_tokens == expected
@@ -142,10 +140,8 @@ def test_the_mask_row_needs_the_number_of_ids(
     assert "Give --n-tokens" in str(caught.value)
 
 
-def test_the_command_requires_and_accepts_the_objective(
-    tiny_of: Callable[..., Gpt], tmp_path: Path, cli: Cli
-) -> None:
-    write_deepspeed(tiny_of(**TIED), tmp_path / "ck", 1, False)
+def test_the_command_requires_and_accepts_the_objective(tmp_path: Path, cli: Cli) -> None:
+    write_deepspeed(build_tiny(**TIED), tmp_path / "ck", 1, False)
     change_args(tmp_path / "ck", **FORK)
     command = ("convert_checkpoint.py", tmp_path / "ck", tmp_path / "out", "--to", "native")
     refused = cli(*command, status=1)
@@ -163,10 +159,8 @@ def change_model(folder: Path, rank: str, change: Callable[[dict[str, Any]], Non
     torch.save(part, path)
 
 
-def test_no_tensor_of_megatron_is_dropped_without_a_check(
-    tiny_of: Callable[..., Gpt], tmp_path: Path
-) -> None:
-    model = tiny_of(**TIED)
+def test_no_tensor_of_megatron_is_dropped_without_a_check(tmp_path: Path) -> None:
+    model = build_tiny(**TIED)
     write_megatron_lm(model, tmp_path / "bert", 1, 1, "legacy")
     change_model(tmp_path, "mp_rank_00", lambda tensors: tensors.update(lm_head={"bias": torch.zeros(48)}))
     with pytest.raises(ValueError, match="got the tensor lm_head.bias, which this model does not have"):

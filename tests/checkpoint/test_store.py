@@ -12,6 +12,7 @@ from megatron.checkpoint import layout, sharded, store
 from megatron.checkpoint.model_weights import find_newest_checkpoint
 from megatron.io import PARTIAL, create_partial_folder
 from tests.conftest import flip_middle_bit, limit_file_size, load_newest, save_checkpoint
+from tests.wrong_values import read_refusal
 
 META = {"identity": "abc", "step": 3}
 STATE_OF_4_MIB = {"model": {"w": torch.zeros(1 << 20)}, "optim": {"state": {}}}
@@ -23,14 +24,6 @@ def make_parts(step: int) -> dict:
 
 def list_paths(folder: Path) -> list[Path]:
     return [info.path for info in layout.find_checkpoints(folder, "run")]
-
-
-def test_saved_parts_are_loaded(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, "run", make_parts(3), META)
-    loaded, meta = store.load_checkpoint(path)
-    assert torch.equal(loaded["model"]["tensor"], torch.arange(1000))
-    assert meta["identity"] == "abc"
-    assert sorted(file.name for file in path.iterdir()) == sorted([*layout.FILES.values(), "meta.json"])
 
 
 def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_path: Path) -> None:
@@ -46,9 +39,8 @@ def test_the_newest_valid_checkpoint_is_loaded_and_damaged_ones_are_skipped(tmp_
     assert (result[0], result[1]["iter"]["step"]) == (paths[0], 1)
     with pytest.raises(ValueError, match=rf"got {size - 1:,} bytes, expected {size:,}"):
         store.verify_checkpoint(paths[3])
-    with pytest.raises(ValueError) as caught:
-        store.verify_checkpoint(paths[2])
-    assert str(caught.value) == f"{flipped}: got content with another sha256 than was saved; {layout.RESTORE}"
+    sentence = f"{flipped}: got content with another sha256 than was saved; {layout.RESTORE}"
+    assert read_refusal(lambda: store.verify_checkpoint(paths[2])) == sentence
 
 
 def test_a_flipped_bit_anywhere_in_meta_json_is_detected(tmp_path: Path) -> None:
@@ -95,10 +87,9 @@ def test_the_error_for_a_folder_of_checkpoints_lists_their_names_and_steps(
     names = [
         save_checkpoint(folder, "run", make_parts(step), {**META, "step": step}).name for step in (100, 200)
     ]
-    with pytest.raises(ValueError) as caught:
-        store.load_checkpoint(tmp_path)
     listed = f"Give {names[0]} (step 100), {names[1]} (step 200)."
-    assert str(caught.value) == f"{folder}: got a folder of checkpoints, expected one of them. {listed}"
+    sentence = f"{folder}: got a folder of checkpoints, expected one of them. {listed}"
+    assert read_refusal(lambda: store.load_checkpoint(tmp_path)) == sentence
 
 
 def test_a_full_disk_is_an_oserror_in_both_layouts_and_leaves_no_files(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """The examples of examples_scaling/mixture, and the Python code of MIXTURE.md."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from megatron.plan.run_dir import read_metrics
+from tests.conftest import run_process
 from tests.guide_commands import commands_of
 from tests.tool_modules import Cli
 
@@ -23,11 +22,9 @@ def folder(tmp_path: Path, scaling_data: Path) -> Path:
     return tmp_path
 
 
-def run_script(words: list[str], folder: Path, root: Path, wait_s: float = 120) -> str:
-    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(root / words[0]), *words[1:]]
-    options = {"cwd": folder, "env": environment, "timeout": wait_s}
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+def run_script(words: list[str], folder: Path, root: Path) -> str:
+    command = [sys.executable, root / words[0], *words[1:]]
+    done = run_process(command, folder, PYTHONPATH=str(root), HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -75,7 +72,7 @@ def test_a_static_then_an_ado_mixture_train_on_the_sample_and_show_their_weights
         (folder / f"{name}.yaml").write_text(text)
         words = [f"dataset.mixture={name}.yaml", f"logging.run_dir=study/runs/{name}",
                  "lr_scheduler.total_iterations=200", "lr_scheduler.warmup_iterations=20"]  # fmt: skip
-        run_script(["tools/pretrain.py", str(config), *words], folder, root, wait_s=1200)
+        run_script(["tools/pretrain.py", str(config), *words], folder, root)
         lines = [line for line in read_metrics(folder / "study/runs" / name) if line["kind"] == "train"]
         shares[name] = [list(line["weights"].values()) for line in lines]
         assert lines[-1]["loss"] < lines[0]["loss"] - 1

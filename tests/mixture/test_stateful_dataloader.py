@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
-from copy import deepcopy
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +20,6 @@ from megatron.mixture.loaders import Chunk, ChunkIterator, MixtureDataset
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "torchdata.stateful_dataloader", "datasets", __name__])
 SIZE = 64
-N_DOCUMENTS = 3000  # in the fixture `mixture`
 
 
 def make_dataset(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDataset:
@@ -31,13 +28,6 @@ def make_dataset(mixture: Path, group: int = 0, n_groups: int = 1) -> MixtureDat
 
 def list_texts(chunk: Chunk) -> tuple[int, list[str]]:
     return chunk.number, chunk.documents
-
-
-def make_finite(mixture: Path) -> Path:
-    """Return a mixture of the same documents once: 46 whole chunks and one of 56."""
-    if "dry" not in mixture.read_text():
-        mixture.write_text(mixture.read_text() + "dry: redistribute\n")
-    return mixture
 
 
 class Numbers:
@@ -56,41 +46,6 @@ class Numbers:
         return False
 
 
-class Protocol:
-    """Calls of StatefulDataLoader on a dataset in one process: the dataset's state, then the iterator's."""
-
-    def __init__(self, dataset: MixtureDataset, state: dict[str, Any] | None = None) -> None:
-        self.dataset = dataset
-        if state is not None:
-            dataset.load_state_dict(state["dataset"])
-        self.iterator: Any = iter(dataset)
-        if state is not None:
-            self.iterator.load_state_dict(state["iterator"])
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self.iterator
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {"dataset": self.dataset.state_dict(), "iterator": self.iterator.state_dict()}
-        return json.loads(json.dumps(state))
-
-
-@pytest.mark.parametrize(("group", "n_groups"), [(0, 1), (1, 3)])
-def test_repeated_resumes_by_the_protocol_return_the_whole_stream(mixture, group, n_groups) -> None:
-    make_finite(mixture)
-    whole = [list_texts(chunk) for chunk in make_dataset(mixture, group, n_groups)]
-    assert [number for number, _ in whole] == list(range(group, 47, n_groups))
-    if n_groups == 1:
-        assert len({text for _, texts in whole for text in texts}) == N_DOCUMENTS
-    reading, received = Protocol(make_dataset(mixture, group, n_groups)), []
-    for n in (0, 5, 1, 3, 100):
-        received += [list_texts(chunk) for chunk in islice(reading, n)]
-        reading = Protocol(make_dataset(mixture, group, n_groups), reading.state_dict())
-    assert received == whole
-    assert [*reading] == []
-    assert [list_texts(chunk) for chunk in reading.dataset] == whole  # the next epoch is complete
-
-
 def test_the_state_follows_the_chunks_and_requires_the_chunk_of_workers(mixture: Path) -> None:
     dataset = make_dataset(mixture)
     assert dataset.state_dict()["next_chunk"] == 0
@@ -107,56 +62,53 @@ def test_the_state_follows_the_chunks_and_requires_the_chunk_of_workers(mixture:
     assert dataset.state_dict(chunk)["next_chunk"] == 1
 
 
-def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture) -> None:
-    reading = Protocol(make_dataset(mixture))
-    next(iter(reading))
-    state = reading.state_dict()
-    other = deepcopy(state)
-    other["iterator"]["worker"] = [1, 2]
+def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture: Path) -> None:
+    dataset = make_dataset(mixture)
+    iterator = iter(dataset)
+    next(iterator)
+    state, other = iterator.state_dict(), iter(make_dataset(mixture))
     with pytest.raises(ValueError, match="state of worker 1 of 2: got worker 0 of 1. Resume with as many"):
-        Protocol(make_dataset(mixture), other)
+        other.load_state_dict(state | {"worker": [1, 2]})
     one_of_two = ChunkIterator(make_dataset(mixture), 1, 2)
     with pytest.raises(ValueError, match="state of 3 groups and 2 workers"):
         one_of_two.load_state_dict(one_of_two.state_dict() | {"n_groups": 3})
-    for part in ("dataset", "iterator"):
-        other = deepcopy(state)
-        other[part]["identity"] = "0" * 64
-        if part == "dataset":
-            other["iterator"]["identity"] = other[part]["identity"]
+    changed = make_dataset(mixture)
+    changed.load_state_dict(dataset.state_dict() | {"identity": "0" * 64})
+    other.load_state_dict(state | {"identity": "0" * 64})
+    for reading in (iter(changed), other):
         with pytest.raises(ValueError, match="documents of the mixture have changed"):
-            next(iter(Protocol(make_dataset(mixture), other)))
+            next(reading)
 
 
-def check_resumes(loader: Callable[[], Any], n_chunks: int, stops: tuple[int, ...]) -> None:
-    """Read, save, load into a new loader, and repeat.
-
-    The result must be the uninterrupted stream, followed by the next epoch.
-    """
-    whole = [list_texts(chunk) for chunk in loader()]
-    assert [number for number, _ in whole] == list(range(n_chunks))
-    received: list[tuple[int, list[str]]] = []
-    state: dict[str, Any] = {}
-    for n in stops:
-        reading = loader()
-        reading.load_state_dict(state)
-        received += [list_texts(chunk) for chunk in islice(reading, n)]
-        state = reading.state_dict()
-        del reading
-    assert received == whole[: sum(stops)]
-    reading = loader()
-    reading.load_state_dict(state)
-    assert [list_texts(chunk) for chunk in reading] == whole[sum(stops) :]
-    assert [list_texts(chunk) for chunk in islice(reading, 3)] == whole[:3]  # the next epoch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_package_resumes_several_times_inside_an_epoch(mixture, workers) -> None:
+# (worker processes, group, number of groups)
+@pytest.mark.parametrize(("workers", "group", "n_groups"), [(0, 0, 1), (0, 1, 3), (2, 0, 1)])
+def test_repeated_resumes_inside_an_epoch_return_the_whole_stream(
+    mixture: Path, workers: int, group: int, n_groups: int
+) -> None:
     package = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     context = {"multiprocessing_context": FORKS} if workers else {}
+    mixture.write_text(
+        mixture.read_text() + "dry: redistribute\n"
+    )  # 46 whole chunks, and one of 56 documents
 
-    def loader() -> Any:
-        source = Numbers if workers else partial(DocumentChunks, make_finite(mixture), chunk_size=70)
-        dataset = MixtureDataset(source)
-        return package.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **context)
+    def load(state: dict[str, Any]) -> Any:
+        dataset = MixtureDataset(Numbers) if workers else make_dataset(mixture, group, n_groups)
+        loader = package.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **context)
+        loader.load_state_dict(state)
+        return loader
 
-    check_resumes(loader, 43, (5, 1, 4, 31))
+    whole = [list_texts(chunk) for chunk in load({})]
+    assert [number for number, _ in whole] == list(range(group, 43 if workers else 47, n_groups))
+    if not workers and n_groups == 1:
+        assert len({text for _, texts in whole for text in texts}) == 3000
+    received: list[tuple[int, list[str]]] = []
+    state: dict[str, Any] = {}
+    for n in (0, 5, 1, 4):
+        loader = load(state)
+        received += [list_texts(chunk) for chunk in islice(loader, n)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        del loader
+    assert received == whole[:10]
+    loader = load(state)
+    assert [list_texts(chunk) for chunk in loader] == whole[10:]
+    assert [list_texts(chunk) for chunk in islice(loader, 3)] == whole[:3]  # the next epoch

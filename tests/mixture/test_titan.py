@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 
 from megatron.mixture.prepare import prepare_mixture
 from megatron.mixture.source import TitanLoader, titan_config
-from tests.conftest import free_port
+from tests.conftest import free_port, run_process
 from tests.datasets import write_dataset
 from tests.mixture.conftest import register
 
@@ -85,11 +83,9 @@ def test_torchtitan_builds_a_loader_from_its_config(mixture: Path) -> None:
 def run_torchtitan(folder: Path, *words: object, n_ranks: int = 1) -> dict[str, Any] | None:
     """Run torchtitan's trainer, and return what rank 0 printed; None if it was killed."""
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={n_ranks}", f"--master-port={free_port()}"]
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    script = Path(__file__).with_name("torchtitan_on_cpu.py")
-    arguments = [script, folder.parent / "m.yaml", folder, *words]
-    command = [sys.executable, *(launch if n_ranks > 1 else []), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    arguments = [Path(__file__).with_name("torchtitan_on_cpu.py"), folder.parent / "m.yaml", folder, *words]
+    command = [sys.executable, *(launch if n_ranks > 1 else []), *arguments]
+    done = run_process(command, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     if done.returncode == -signal.SIGKILL:
         return None
     assert done.returncode == 0, done.stderr[-3000:]

@@ -73,17 +73,9 @@ def test_sources_are_the_sample_then_the_hub_then_local_text(tmp_path: Path, mon
     assert read("auto") == ["y"]
 
 
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """100 documents of 1,000 bytes instead of the installed text."""
-    texts = [f"{i:04} " + "x" * 995 for i in range(100)]
-    monkeypatch.setattr(corpus, "read_local_text", lambda: texts)
-    return texts
-
-
-def test_a_small_sample_is_filled_with_local_text(
-    tmp_path: Path, local: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_sample_is_filled_with_local_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = [f"{i:04} " + "x" * 995 for i in range(100)]  # 1,000 bytes each
+    monkeypatch.setattr(corpus, "read_local_text", lambda: local)
     texts, out = [f"document {i:03}" + "." * 88 for i in range(200)], tmp_path / "out"  # 100 bytes each
     monkeypatch.setenv("SCALING_DATA", str(tmp_path))
     (tmp_path / "c4").mkdir()

@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +21,9 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import LambdaFilter
 
 from megatron.text.datatrove_step import EncodeToMegatron, StrictJsonlReader
+from tests.conftest import run_process
 from tests.datasets import read_documents
 
-LIMIT_S = 120
 N_FILES = 5
 # special text, no text, a surrogate and NaN (orjson refuses both), a blank line, all planes, a long word
 LINES = [
@@ -176,9 +174,8 @@ def test_wrong_arguments_are_errors_before_a_task_starts() -> None:
 def test_the_program_of_the_guide_encodes_a_folder(root: Path, tmp_path: Path, corpus: Path) -> None:
     program = root / "examples_scaling/training/prepare_datatrove.py"
     words = [str(corpus), str(tmp_path / "c4"), "--glob"]
-    command = [sys.executable, str(program), *words, "*.jsonl*"]
-    variables = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, env=variables)
+    done = run_process([sys.executable, program, *words, "*.jsonl*"], PYTHONPATH=str(root))
+    assert done.returncode == 0, done.stderr
     assert merge_parts(tmp_path / "c4", 5) == encode_with_tool([corpus], tmp_path / "ours", append_eod=True)
     module = runpy.run_path(str(program))
     with pytest.raises(SystemExit, match=r"error: .* no file matches \*\.parquet"):

@@ -1,28 +1,40 @@
-"""Tests of models by their name, with a hub on this machine."""
+"""Tests of models by their name. Those in the hub's cache are in evaluation/test_hub_models.py."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from megatron.text.hub import open_hub_model, parse_hub_name
-from tests.text.fake_hub import COMMIT, serve_hub
 
 
-def test_models_by_name_are_opened_from_the_cache_or_downloaded_into_it(tmp_path, monkeypatch) -> None:
+def test_a_name_of_the_hub_is_not_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_hub_name("EleutherAI/pythia-70m@step1000") == ("EleutherAI/pythia-70m", "step1000")
     for text in ("/tmp/gpt2", "./gpt2", "../gpt2", "a/b/c", "a/../b", "gpt2@", "gpt2@../main", ".hidden", ""):
         assert parse_hub_name(text) is None, text
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()  # a mistyped run of an existing folder is not sent to the hub
     assert parse_hub_name("experiments/rnu") is None
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def test_a_model_is_downloaded_without_code_and_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the port of `discard`: refused
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    files = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "evil.py": b"1"}
-    with serve_hub({"acme/tiny": {**files, "pytorch_model.bin": b"pickle"}}) as address:
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-        snapshot = open_hub_model("acme/tiny")
-    assert snapshot == tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
-    assert {path.name for path in snapshot.iterdir()} == set(files) - {"evil.py"}
-    assert open_hub_model("acme/tiny") == open_hub_model(f"acme/tiny@{COMMIT}") == snapshot
     with pytest.raises(FileNotFoundError, match=r"^acme/none: .*no model of the hub .*HF_TOKEN"):
         open_hub_model("acme/none")
+    files = ["config.json", "model.safetensors", "tokenizer.json"]
+    downloads: list[dict[str, Any]] = []
+
+    def download(repo: str, allow_patterns: list[str], **options: Any) -> str:
+        downloads.append({"repo": repo, **options})
+        others = ["evil.py", "pytorch_model.bin"]
+        assert [*filter_repo_objects(files + others, allow_patterns=allow_patterns)] == files
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert open_hub_model("acme/tiny@v2") == tmp_path
+    place = {"endpoint": "http://127.0.0.1:9", "cache_dir": str(tmp_path / "hub")}
+    assert downloads == [{"repo": "acme/tiny", "revision": "v2", **place}]

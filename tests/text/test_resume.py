@@ -52,8 +52,9 @@ def read_outputs(prefix: Path) -> dict[str, bytes]:
     return {path.name.removeprefix(prefix.name): path.read_bytes() for path in names}
 
 
-def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the name of each unit that is encoded from now on is added."""
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the name of each unit that this process encodes is added."""
     encode, encoded = workers.encode_piece, list[str]()
 
     def counted(piece: Any, path: Path, *rest: Any) -> Any:
@@ -65,7 +66,7 @@ def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_restart_encodes_only_what_is_not_finished(
-    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, units: list[Path], encoded: list[str]
 ) -> None:
     run(source, tmp_path / "whole", tokenizer)
     units = [path for path in units if path.suffix == ".unit"]
@@ -73,7 +74,7 @@ def test_a_restart_encodes_only_what_is_not_finished(
     # incomplete after a crash of the system
     for path in (units[5].with_suffix(".0.ids"), units[6].with_suffix(".0.lengths"), units[7]):
         path.write_bytes(path.read_bytes()[:-1])
-    encoded = count_encoded(monkeypatch)
+    encoded.clear()
     run(source, tmp_path / "out", tokenizer, n_workers=1)
     assert encoded == [units[i].name for i in (3, 5, 6, 7)]
     assert read_outputs(tmp_path / "out") == read_outputs(tmp_path / "whole")
@@ -95,10 +96,11 @@ def test_work_of_another_job_is_kept_unless_it_is_overwritten(
 
 
 def test_a_finished_job_is_not_repeated_and_another_is_refused(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, encoded: list[str]
 ) -> None:
     first = run(source, tmp_path / "out", tokenizer)
-    before, encoded = read_outputs(tmp_path / "out"), count_encoded(monkeypatch)
+    before = read_outputs(tmp_path / "out")
+    encoded.clear()
     again = run(source, tmp_path / "out", tokenizer, n_workers=1)
     assert (again.outputs, again.rejected, encoded) == (first.outputs, first.rejected, [])
     with pytest.raises(ValueError, match="out_text_document.bin: exists already, from other files"):
@@ -140,7 +142,7 @@ def test_a_second_process_is_refused(tmp_path: Path, source: Path, tokenizer: st
 
 
 def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
-    tmp_path: Path, source: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, tokenizer: str, encoded: list[str]
 ) -> None:
     source.write_text(source.read_text().replace("bad", "{}").replace("{}", '{"text": ""}'))
     run(source, tmp_path / "whole", tokenizer)
@@ -149,7 +151,7 @@ def test_a_full_disk_leaves_no_output_and_the_same_call_resumes(
         run(source, tmp_path / "out", tokenizer, skip_bad_lines=False)
     assert full.value.errno == errno.EFBIG
     assert not list(tmp_path.glob("out*"))
-    encoded = count_encoded(monkeypatch)
+    encoded.clear()
     run(source, tmp_path / "out", tokenizer, skip_bad_lines=False)
     assert encoded == []  # the units are smaller than the limit, the output is not
     outputs = [(tmp_path / f"{name}_text_document.bin").read_bytes() for name in ("out", "whole")]

@@ -40,12 +40,6 @@ def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() ->
         assert fast is None and reason in why
 
 
-def test_a_missing_end_of_document_token_is_an_error_if_one_is_required() -> None:
-    tokenizer = BpeTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "one letter")
-    with pytest.raises(ValueError, match="one letter: got no end-of-document token"):
-        _ = tokenizer.eod_id
-
-
 def train(folder: Path) -> Tokenizer:
     texts = ['the "quoted" \\ text\n\t of the tests, \u4e2d \x01 \U0001f642'] * 5
     return Tokenizer.from_file(str(train_bpe(texts, 280, folder)))
