@@ -1,4 +1,4 @@
-"""A terminal for tests: a stream that is one, and the lines that its escape sequences leave on the screen."""
+"""A terminal for tests: a stream that is one, and the lines that were written to it."""
 
 import io
 import re
@@ -24,33 +24,11 @@ class TerminalStream(io.StringIO):
         return True
 
 
-def render_screen(output: str) -> list[str]:
-    """Return the lines on the screen after some output, without empty lines and spaces at the ends.
+def read_screen(output: str) -> list[str]:
+    """Return the lines that some output has written, without escape sequences, in their order.
 
-    Understands line feeds, carriage returns, cursor up (A) and the erasures of a line (K) and below (J);
-    colours (m) are ignored, and other sequences fail.
+    Where rich draws the same place again, the lines of both times are returned.
     """
-    lines, row, column, at = [""], 0, 0, 0
-    while at < len(output):
-        if match := ESCAPE.match(output, at):
-            at, (count, kind) = match.end(), match.groups()
-            assert kind in "AKJm", f"unexpected sequence {match.group()!r}"
-            if kind == "A":
-                row -= int(count or 1)
-                assert row >= 0
-            elif kind == "K":
-                lines[row] = "" if count == "2" else lines[row][:column]
-            elif kind == "J":
-                lines[row:] = [lines[row][:column]]
-            continue
-        letter, at = output[at], at + 1
-        if letter == "\n":
-            row, column = row + 1, 0
-            lines += [""] * (row + 1 - len(lines))
-        elif letter == "\r":
-            column = 0
-        else:
-            assert letter.isprintable(), f"unexpected character {letter!r}"
-            lines[row] = lines[row][:column].ljust(column) + letter + lines[row][column + 1 :]
-            column += 1
+    lines = ESCAPE.sub("", output).replace("\r", "\n").split("\n")
+    assert all(line.isprintable() for line in lines), lines
     return [line.rstrip() for line in lines if line.strip()]

@@ -14,7 +14,7 @@ import pytest
 from megatron import cli
 from megatron.cli import ACTIONS, GROUPS, SUBCOMMANDS, report_error
 from tests.conftest import run_process, wait_until
-from tests.screen import TerminalStream, render_screen
+from tests.screen import TerminalStream, read_screen
 from tests.tool_modules import load_tool
 
 SLOW_LIBRARIES = {"numpy", "scipy", "torch", "rich", "omegaconf", "pyarrow"}
@@ -201,7 +201,7 @@ def test_help_on_a_terminal_has_colours_and_the_same_text(
     monkeypatch.setattr(sys, "stdout", out)
     coloured = parser.format_help()
     assert "\x1b[" in coloured and "\x1b" not in plain
-    assert render_screen(coloured) == [line.rstrip() for line in plain.splitlines() if line.strip()]
+    assert read_screen(coloured) == [line.rstrip() for line in plain.splitlines() if line.strip()]
     monkeypatch.setenv("TERM", "dumb")
     assert parser.format_help() == plain
 

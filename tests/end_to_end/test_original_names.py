@@ -279,12 +279,4 @@ def test_a_wrong_size_or_subset_is_reported(root: Path, recorder: Path) -> None:
 
 def test_the_sourced_tables_have_the_originals_names(root: Path) -> None:
     script = 'source utils/epoch_tokens.sh; echo "${PARAM_425M[@]}" "${PARAM_16183M[4]}" "$DATA_100M"'
-    assert run_process(["bash", "-c", script], root).stdout.split() == [
-        "1280",
-        "5120",
-        "128",
-        "10",
-        "18",
-        "47",
-        "99952399",
-    ]
+    assert run_process(["bash", "-c", script], root).stdout == "1280 5120 128 10 18 47 99952399\n"
