@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESERVED_PORTS = ExitStack()
 atexit.register(RESERVED_PORTS.close)
 if not torch.cuda.is_available():
-    # Triton reads it at its first import, which may be that of another library before any kernel's test
+    # Triton reads it at its first import, which another library may do before any kernel's test
     os.environ["TRITON_INTERPRET"] = "1"
 
 

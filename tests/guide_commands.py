@@ -174,7 +174,7 @@ STUDY_KEYS = ("name", "directory", "run", "sizes", "cells", "share_trunks")
 
 
 def check_key(where: str, key: str) -> None:
-    """Check a dotted key of RunConfig. Keys below model.hf_config are those of Hugging Face."""
+    """Check a dotted key of RunConfig. Keys below model.hf_config are Hugging Face's."""
     section: type = RunConfig
     for part in key.split("."):
         names = {option.name: option.type for option in fields(section)} if is_dataclass(section) else {}

@@ -55,7 +55,7 @@ class CliResult:
 
     status: int
     output: str
-    """Standard output, also that of child processes."""
+    """Standard output, with child processes' output."""
     error: str
     """Standard error."""
 

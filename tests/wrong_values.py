@@ -37,7 +37,7 @@ class _Dumper(yaml.SafeDumper):
 def generate_wrong_texts(base: Mapping[str, Any], keys: Keys, n_values: int, seed: int) -> Iterator[str]:
     """Yield YAML texts of `base` in which one key has another value: `n_values` texts for every key.
 
-    A section in a list is that of its first entry. The values include a section and a list.
+    A section in a list is its first entry's. The values include a section and a list.
     """
     rng = random.Random(seed)
     for place, names in keys.items():

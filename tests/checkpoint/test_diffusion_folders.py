@@ -1,7 +1,7 @@
 """Folders of LLaDA, Dream and MDLM equal twins after their papers and public configurations.
 
 Their own code is remote. The twins of LLaDA and Dream are transformers' Llama and Qwen2 under a full
-attention mask; that of MDLM is written out below.
+attention mask; MDLM's is written out below.
 """
 
 import json

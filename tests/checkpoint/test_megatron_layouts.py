@@ -86,7 +86,7 @@ def nest(tensors: Tensors) -> dict[str, Any]:
 
 
 def to_core_name(name: str, engine: bool) -> str:
-    """Convert a legacy name to that of Megatron core, with or without Transformer Engine."""
+    """Convert a legacy name to Megatron core's, with or without Transformer Engine."""
     for old, new in (
         ("self_attention.query_key_value", "self_attention.linear_qkv"),
         ("self_attention.dense", "self_attention.linear_proj"),
@@ -304,7 +304,7 @@ def test_content_of_a_wrong_kind_is_refused_in_one_sentence(
     write_megatron_lm(build_tiny(**LLAMA), tmp_path, 1, 1, "core")
     path = tmp_path / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt"
     checkpoint = torch.load(path, weights_only=False)
-    vars(checkpoint["args"])[None] = 5  # a name that is no string is ignored
+    vars(checkpoint["args"])[None] = 5  # a name that is not a string is ignored
     torch.save(checkpoint, path)
     assert read_megatron(tmp_path).config.n_heads == 4
     change(checkpoint)

@@ -1,5 +1,5 @@
 """A tokenizer converted from the hub to a native checkpoint and back is the same in transformers. The prefix
-of a text without context is that of lm-eval's model."""
+of a text without context is lm-eval's model's."""
 
 import json
 import shutil

@@ -50,7 +50,7 @@ def test_verify_cluster_is_read_unaltered(root: Path) -> None:
 
 
 SUCCESSORS = [
-    ("lr_scheduler.min_lr=3e-5", "lr_scheduler.lr_min_ratio", 0.1),  # of the default rate 3e-4
+    ("lr_scheduler.min_lr=3e-5", "lr_scheduler.lr_min_ratio", 0.1),  # a tenth of the default rate 3e-4
     ("misc.compiles_model=true", "dist.compile", True),
     ("misc.sharding_stage=zero3", "dist.sharding_stage", "zero3"),
     ("dataset.path_val=text", "dataset.path_eval", "text"),

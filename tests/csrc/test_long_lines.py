@@ -1,4 +1,4 @@
-"""Lines and words that are too long to buffer: the ids are those of the whole text.
+"""Lines and words that are too long to buffer: the ids are the whole text's.
 
 The expected ids are from `encode_texts`, which other tests compare with the `tokenizers` library. The slow
 test here compares with the library directly, for lines of several million bytes.

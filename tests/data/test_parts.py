@@ -102,7 +102,7 @@ def test_a_moved_folder_opens_and_a_changed_part_does_not(prefixes: list[str], t
 
     def replace_part() -> None:
         write_part(tmp_path / "copy" / "part-3", SIZES[3], 77)
-        data.write_bytes(content)  # of the size of the list, but another sidecar
+        data.write_bytes(content)  # the size is as in the list, the sidecar differs
 
     for change, sentence in (
         (lambda: data.write_bytes(content[:-2]), r"got [\d,]+ bytes of .*, expected .* --parts --overwrite"),

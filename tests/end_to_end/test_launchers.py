@@ -68,7 +68,7 @@ def test_an_option_that_was_tried_trains_two_ranks(row: dict, tmp_path: Path) ->
     if shutil.which(program, path=path) is None:
         pytest.skip(f"no {program}")
     if program == "mpirun" and "4.1" not in run_process(["mpirun", "--version"]).stdout:
-        pytest.skip("the options are those of Open MPI 4")
+        pytest.skip("the options are Open MPI 4's")
     variables = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "DS_ACCELERATOR": "cpu"}
     done = run_process(["bash", "-c", make_command(row, tmp_path)], ROOT, **variables)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -64,7 +64,7 @@ def test_recomputed_blocks_share_a_graph_too(counters, mode: str) -> None:
     for seed in range(2):
         trained.step([build_task(seed)], 0.01)
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == 2  # with that of the probe
+    assert counters["stats"]["unique_graphs"] == 2  # the probe's graph included
 
 
 def test_a_compiled_step_gives_the_losses_of_an_eager_one(counters) -> None:

@@ -17,7 +17,7 @@ TOKENS = np.full(N, 10)
 
 
 def test_the_interval_and_the_p_value_are_those_of_a_normal_mean() -> None:
-    """Pairing removes the documents' variation, which is ten times that of the differences."""
+    """Pairing removes the documents' variation, which is ten times the differences' variation."""
     better = HARD * 10 + NOISE - NOISE.mean() - 0.012
     result = paired_bootstrap(better, HARD * 10, TOKENS, 20_000, seed=1)
     error = NOISE.std() / np.sqrt(N) / 10

@@ -29,7 +29,7 @@ from tests.evaluation.conftest import ALONE
 
 EOD = 39
 TEXT = TextIds(prefix_id=38, eod_id=EOD)
-LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # of documents, without the end-of-document id that all but the last have
+LENGTHS = (7, 1, 12, 3, 20, 0, 16)  # documents, without the end-of-document id that all but the last have
 
 
 def write_documents(prefix: Path, *documents: list[int], **tokenizer: Any) -> IndexedTokens:

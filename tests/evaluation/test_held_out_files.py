@@ -126,7 +126,7 @@ def test_killed_between_documents_and_result_no_old_result_is_left(
     monkeypatch.setattr(held_out, "write_json", die)
     with pytest.raises(KeyboardInterrupt):
         score(path, data, per_document=True)
-    # its documents would be those of the new text
+    # its documents would be the new text's
     assert not file.exists() and file.with_suffix(".documents.parquet").is_file()
 
 
@@ -168,7 +168,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
 
 def test_settings_contain_all_fields_that_affect_a_score() -> None:
     """A new field must be added to the settings or to the list of fields without effect."""
-    # float32 is no setting, so that scores from before the option stay valid
+    # float32 is not a setting, so that scores from before the option stay valid
     assert "dtype" not in HeldOutScoring(data="x").settings()
     scoring = HeldOutScoring(data="x", dtype="bfloat16")
     assert set(asdict(scoring)) - set(scoring.settings()) == {

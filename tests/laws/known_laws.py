@@ -11,7 +11,7 @@ from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 
 TRUTH = {"E": 1.7, "A": 400.0, "B": 900.0, "alpha": 0.34, "beta": 0.31}
-# of Besiroglu et al., rounded
+# from Besiroglu et al., rounded
 BESIROGLU = {"E": 1.82, "A": 482.0, "B": 2085.0, "alpha": 0.348, "beta": 0.366}
 Runs = tuple[np.ndarray, np.ndarray, np.ndarray]
 

@@ -85,7 +85,7 @@ def test_an_own_form_may_have_a_negative_constant() -> None:
 
 
 def test_laws_print_in_a_line_and_become_frames_and_figures() -> None:
-    """Those of the law itself are in the session of LAWS.md, which test_public_names.py runs."""
+    """The law's own frames are in the session of LAWS.md, which test_public_names.py runs."""
     frame = make_frame()
     frontier = fit_compute_law(frame)
     assert repr(frontier).startswith("<ComputeLaw, 25 runs at 5 budgets") and len(repr(frontier)) < 120

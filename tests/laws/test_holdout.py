@@ -16,7 +16,7 @@ from megatron.laws.prediction import predict_optimum, predict_run
 from tests.laws.known_laws import TRUTH, Runs, count_trials, make_repeats, simulate_losses
 from tests.tool_modules import load_tool
 
-COMPUTE = 6 * 1e9 * 3e10  # of the largest run
+COMPUTE = 6 * 1e9 * 3e10  # the largest run's
 AHEAD = (1e10, 3e12)
 
 
@@ -127,7 +127,7 @@ def test_intervals_cover_new_runs_about_as_often_as_their_level(n: int) -> None:
     errors = 100 * np.abs(np.log(np.divide(score["predicted"], score["measured"])))
     assert score["rms_percent"] == pytest.approx(np.sqrt((errors**2).mean()))
     assert score["worst_percent"] == pytest.approx(errors.max())
-    # of the runs of a simulation, all or none may be inside
+    # all runs of a simulation may be inside, or none
     assert n_runs == 4 * n and inside >= 0.8 * n_runs
 
 

@@ -16,7 +16,7 @@ SIGMA = 0.003
 def simulate_seeds(seed: int, bend: float = 0.0) -> np.ndarray:
     """Return losses of Chinchilla's form with two seeds per cell.
 
-    `bend` adds a wave that is no sum of powers.
+    `bend` adds a wave, which no sum of powers has.
     """
     wave = bend * np.sin(3 * np.log(N / 1e7)) * np.sin(2 * np.log(D / 1e9))
     return simulate_losses(N, D, SIGMA, seed, BESIROGLU) * np.exp(wave)

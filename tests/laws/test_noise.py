@@ -29,7 +29,7 @@ SIGMA = 0.003
 def fit_noisy(
     design: tuple[np.ndarray, np.ndarray], noise: np.ndarray, n_bootstrap: int = 0, **options: Any
 ) -> Law:
-    """Fit runs whose log losses differ from those of BESIROGLU by `noise`."""
+    """Fit runs whose log losses differ from BESIROGLU's by `noise`."""
     n, d = design
     return fit_law(n, d, chinchilla(BESIROGLU, n, d) * np.exp(noise), n_bootstrap=n_bootstrap, **options)
 
@@ -154,7 +154,7 @@ def test_no_replicate_at_the_boundary_ends_above_the_whole_fits_objective(seed: 
     assert fitted.converged.all()
 
 
-RANGE = np.log(100)  # of compute
+RANGE = np.log(100)  # compute, largest over smallest
 FALLING = -np.log(5) / RANGE  # sigma falls to a fifth over the range
 
 

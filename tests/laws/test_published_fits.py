@@ -184,7 +184,7 @@ def test_least_squares_of_217_points_are_as_recorded_and_published(chinchilla, p
     assert law.derived["a_exponent"] == pytest.approx(recorded["a_exponent"], rel=1e-7)
 
 
-@count_trials(400, 4000)  # of the 4,000 recorded replicates, the first ones
+@count_trials(400, 4000)  # the first of the 4,000 recorded replicates
 def test_the_bootstrap_is_as_recorded_and_its_errors_as_published(chinchilla, published, n: int) -> None:
     recorded, old_numpy = published["bootstrap_4000_numpy_seed42"], np.random.RandomState(42)
     resamples = [np.bincount(old_numpy.choice(240, 240, replace=True), minlength=240) for _ in range(n)]

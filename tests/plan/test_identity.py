@@ -1,4 +1,4 @@
-"""Identities of runs: those of earlier versions stay, and a change of the losses changes them."""
+"""Identities of runs: identities from earlier versions stay, and a change of the losses changes them."""
 
 from dataclasses import fields
 from typing import Any

@@ -36,7 +36,7 @@ def make_plan(size: str, train_tokens: int, objective: str) -> dict:
 
 
 def make_metrics(plan: dict, final: float, rng: np.random.Generator) -> list[dict]:
-    """Return lines of metrics.jsonl: a loss that falls from that of a uniform guess to `final`."""
+    """Return lines of metrics.jsonl: a loss that falls from a uniform guess's to `final`."""
     lines = []
     for step in range(2, plan["n_steps"] + 1, 2):
         done, tokens, start = step / plan["n_steps"], step * TOKENS_PER_STEP, math.log(4096)

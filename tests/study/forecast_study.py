@@ -14,9 +14,9 @@ from megatron.study.table import read_runs
 from tests.laws import surface_runs
 from tests.study.conftest import write_sidecar
 
-NOISE = 0.002  # of log loss
+NOISE = 0.002  # in log loss
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 192)
-BUDGET = 2.4e12  # of the run whose size the law chooses: 4 times the largest
+BUDGET = 2.4e12  # FLOPs of the run whose size the law chooses: 4 times the largest
 STUDY = """
 name: frontier
 directory: {folder}/study

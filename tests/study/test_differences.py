@@ -100,7 +100,7 @@ def test_without_a_noise_floor_nothing_is_better_and_the_seeds_to_train_are_name
 def test_runs_of_one_size_and_length_that_differ_in_a_setting_are_not_seeds_of_one_cell() -> None:
     rows = table_of(row_of("x", 0, 4.0), row_of("z", 1, 5.0))  # another learning rate
     assert estimate_noise_floors(rows) == {}
-    assert estimate_noise_floors(TWO.assign(cell=None)) == {}  # of another program: the settings are unknown
+    assert estimate_noise_floors(TWO.assign(cell=None)) == {}  # another program: settings unknown
     assert estimate_noise_floors(TWO.assign(seed=0.0)) == {}  # copies of a run
 
 

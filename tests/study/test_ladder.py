@@ -147,7 +147,7 @@ def test_runs_of_one_budget_spend_it_whatever_their_size(runs_of) -> None:
     ("cell", "lengths"),
     [
         ("unique_tokens: [640, 1280], epochs: [1, 2, 10]", {(u, e) for u in (640, 1280) for e in (1, 2, 10)}),
-        ("epochs: [3]", {(64000, 3)}),  # of the whole corpus
+        ("epochs: [3]", {(64000, 3)}),  # the whole corpus
         ("tokens: [6400], unique_tokens: [640, 3200]", {(640, 10), (3200, 2)}),
         # 400 samples over 1, 4 and 7 epochs: 400, 100 and 57.1 -> 58 of them unique
         ("tokens: [6400], epochs: [1, 4, 7]", {(6400, 1), (1600, 4), (58 * 16, 400 / 58)}),

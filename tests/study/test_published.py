@@ -73,7 +73,7 @@ def test_gadre_in_the_papers_own_constants() -> None:
         half = params["eta"] / 2
         rounded = [round(params["E"], 2), round(params["a"] * 6**half), round(params["b"]), round(half, 3)]
         assert rounded == printed
-        # and the form in N and D is that of C and M = D/N
+        # and the form in N and D equals the form in C and M = D/N
         N, D = 1.4e9, 9e11
         C, M = 6 * N * D, D / N
         paper = params["E"] + (params["a"] * 6**half * M**half + params["b"] * M**-half) * C**-half

@@ -203,4 +203,4 @@ def test_the_progress_of_a_branch_counts_its_own_steps(runs) -> None:
     middle = runs[1]
     prepare_run(middle)
     (middle.folder / "metrics.jsonl").write_text('{"kind": "train", "step": 15}\n')
-    assert Job(middle, None).fraction_done() == 0.5  # of steps 11 to 20
+    assert Job(middle, None).fraction_done() == 0.5  # steps 11 to 20

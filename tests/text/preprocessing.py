@@ -39,7 +39,7 @@ def pack_table(name: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-FILES = {  # of the same documents; packed files of several streams
+FILES = {  # the same documents in each; packed files of several streams
     "a.jsonl": PLAIN,
     "a.json.gz": gzip.compress(PLAIN[:CUT]) + gzip.compress(PLAIN[CUT:]),
     "a.jsonl.zst": zstandard.compress(PLAIN[:CUT]) + zstandard.compress(PLAIN[CUT:]),

@@ -121,7 +121,7 @@ def test_an_input_that_is_edited_in_place_is_an_error(
 
     def edit_and_encode(piece: Any, path: Path, *rest: Any) -> Any:
         if path.name == "00000002.unit":
-            with source.open("r+b") as file:  # of the same size
+            with source.open("r+b") as file:  # keeps the size
                 file.seek(piece.begin + 12)
                 file.write(b"x")
         return encode(piece, path, *rest)

@@ -51,7 +51,7 @@ def draw_token_texts(tokens: Sequence[str], n: int, seed: int) -> Iterator[str]:
 
 
 def compare_encoders(encoder: FastEncoder, library: Tokenizer, texts: Sequence[str]) -> int:
-    """Compare all ids of C++ with those of the library; return their number."""
+    """Compare all ids of C++ with the library's; return their number."""
     n_tokens = 0
     for begin in range(0, len(texts), BATCH):
         batch = list(texts[begin : begin + BATCH])
@@ -72,7 +72,7 @@ def build_encoder(inner: Tokenizer, special: bool = True) -> FastEncoder:
 
 
 def assert_equal_ids(inner: Tokenizer, texts: Sequence[str], special: bool = True) -> int:
-    """Compare all ids of C++ with those of the library; return the number of texts."""
+    """Compare all ids of C++ with the library's; return the number of texts."""
     encoder = build_encoder(inner, special)
     inner.encode_special_tokens = not special
     compare_encoders(encoder, inner, texts)
@@ -90,7 +90,7 @@ def add_random_tokens(inner: Tokenizer, tokens: Sequence[str], rng: np.random.Ge
 
 
 def assert_equal_line(inner: Tokenizer, words: Sequence[str], folder: Path) -> None:
-    """Compare the ids of a line of megabytes, which is encoded in windows, with those of its whole text."""
+    """Compare the ids of a line of megabytes, which is encoded in windows, with the ids of its whole text."""
     encoder = build_encoder(inner)
     text = "".join(random.Random(6).choices(words, k=800_000))
     path = folder / "in"

@@ -42,7 +42,7 @@ def train_pieces(across_words: bool, words: int) -> str:
     )  # fmt: skip
     inner.train_from_iterator([text.replace(" ", BLANK) for text in TRAINING_TEXTS], trainer)
     saved = json.loads(inner.to_str())
-    saved["added_tokens"] = saved["added_tokens"][:3]  # the tokens of bytes are no added tokens
+    saved["added_tokens"] = saved["added_tokens"][:3]  # byte tokens are not added tokens
     return json.dumps(saved | {"normalizer": None, "pre_tokenizer": None})
 
 

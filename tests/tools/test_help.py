@@ -20,7 +20,7 @@ all_tools = pytest.mark.parametrize("tool", [*TOOLS, *BENCHES], ids=lambda path:
 
 
 def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a parser and those of its actions (`scaling register CATALOG add`)."""
+    """Yield a parser and its actions' parsers (`scaling register CATALOG add`)."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

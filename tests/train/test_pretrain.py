@@ -177,7 +177,7 @@ def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -
     )
     assert [step for step, *_ in ours] == [9, 10, 11, 12] and ours == theirs[8:]
     assert_same_weights(branch, alone)
-    # interrupted and restarted, it resumes from its own checkpoint, not from that of the trunk
+    # interrupted and restarted, it resumes from its own checkpoint, not from the trunk's
     (branch / "result.json").unlink()
     assert "resuming after step 12 from" in pretrain(branch, *wsd).error
     shutil.rmtree(branch)
