@@ -98,7 +98,7 @@ def choose_tests(root: Path, mutant: Mutant, coverage: CoverageData) -> list[str
 
 def run_tests(root: Path, tests: list[str], limit_s: float) -> str:
     """Return killed, timeout or survived."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     process = subprocess.Popen(
         command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

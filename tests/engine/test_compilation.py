@@ -58,7 +58,8 @@ def test_all_blocks_and_batch_sizes_share_a_graph(counters, objective) -> None:
     assert count_graphs() == 4
 
 
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.slow), "selective"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full", "selective"])
 def test_recomputed_blocks_share_a_graph_too(counters, mode: str) -> None:
     trained = build_engine(dtype="bfloat16", compile=True, activation_checkpointing=mode)
     for seed in range(2):

@@ -46,6 +46,7 @@ class Numbers:
         return False
 
 
+@pytest.mark.slow
 def test_the_state_follows_the_chunks_and_requires_the_chunk_of_workers(mixture: Path) -> None:
     dataset = make_dataset(mixture)
     assert dataset.state_dict()["next_chunk"] == 0
@@ -81,7 +82,10 @@ def test_a_state_of_other_documents_workers_or_groups_is_refused(mixture: Path) 
 
 
 # (worker processes, group, number of groups)
-@pytest.mark.parametrize(("workers", "group", "n_groups"), [(0, 0, 1), (0, 1, 3), (2, 0, 1)])
+IN_PROCESSES = pytest.param(2, 0, 1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("workers", "group", "n_groups"), [(0, 0, 1), (0, 1, 3), IN_PROCESSES])
 def test_repeated_resumes_inside_an_epoch_return_the_whole_stream(
     mixture: Path, workers: int, group: int, n_groups: int
 ) -> None:

@@ -147,7 +147,7 @@ def measure_saved_bytes(config: RunConfig, compiled: bool = False) -> int:
     [
         ("float32", None, False),
         ("bfloat16", "float32", False),
-        ("bfloat16", "float32", True),
+        pytest.param("bfloat16", "float32", True, marks=pytest.mark.slow),
         pytest.param("bfloat16", None, True, marks=pytest.mark.slow),
     ],
 )

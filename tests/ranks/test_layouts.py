@@ -18,7 +18,8 @@ Result = dict[str, Any]
 STAGES = ["zero0", "zero1", "zero2", "zero3"]
 DEEPSPEED = [f"deepspeed {stage}" for stage in STAGES]
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install deepspeed")
-ON_2 = ["zero0", "zero3", "tensor_parallel=2", "context_parallel=2", "pipeline_parallel=2"]
+SHARDED_ON_2 = ["zero3", "tensor_parallel=2", "pipeline_parallel=2"]
+ON_2 = ["zero0", "context_parallel=2", *SHARDED_ON_2]
 SELECTIVE, FULL = (f"activation_checkpointing={mode}" for mode in ("selective", "full"))
 OFFLOAD, OFFLOAD_ALL = "offload_optimizer=true", "offload_optimizer=true offload_parameters=true"
 INTERLEAVED = "pipeline_parallel=2 pipeline_schedule=interleaved"
@@ -32,7 +33,8 @@ COMPILED = [f"zero3 {SELECTIVE}", "tensor_parallel=2", "context_parallel=2"]
 # group -> (ranks, layouts); the layouts of a group run in the same processes
 GROUPS: dict[str, tuple[int, list[str]]] = {
     "one": (1, ["zero0", FULL, f"{SELECTIVE} zero3", "cpu_offload=true zero2"]),
-    "two": (2, ON_2),
+    "two": (2, SHARDED_ON_2),
+    "two more": (2, ON_2[:2]),
     "four": (4, ["zero3_hybrid shard_size=2", "tensor_parallel=2 zero3", INTERLEAVED]),
     "more": (4, MORE),
     "compiled": (2, [f"compile=true {layout}" for layout in COMPILED]),
@@ -44,7 +46,7 @@ GROUPS: dict[str, tuple[int, list[str]]] = {
     "deepspeed on one": (1, DEEPSPEED),
     "deepspeed on four": (4, DEEPSPEED),
 }
-FAST = {(group, "masked_diffusion") for group in ("one", "two", "deepspeed zero3")} | {("two", OBJECTIVES[0])}
+FAST = {("one", "masked_diffusion"), ("two", "autoregressive")}
 
 
 def mark_group(group: str, objective: str) -> Any:

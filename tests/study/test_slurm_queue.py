@@ -185,18 +185,13 @@ def test_a_run_that_another_process_has_ended_is_reported_and_not_run_again(runs
     assert cluster.calls("sbatch") == 0
 
 
-@pytest.mark.parametrize("layout", ["checkout", "wheel"])
-def test_the_script_of_an_array_finds_requeue_in_a_checkout_and_in_a_wheel(
-    root: Path, tmp_path: Path, layout: str
-) -> None:
+def test_the_script_of_an_array_finds_requeue_in_a_wheel(root: Path, tmp_path: Path) -> None:
+    """In a checkout the tests with Slurm run it."""
     source = root / "examples_scaling" / "training"
     pretrain = tmp_path / "commands" / "pretrain.py"  # beside both scripts, as setup.py copies them
-    if layout == "checkout":
-        pretrain = root / "tools" / "pretrain.py"
-    else:
-        pretrain.parent.mkdir()
-        for script in ("sweep_slurm.sh", "requeue.sh"):
-            shutil.copy(source / script, pretrain.parent)
+    pretrain.parent.mkdir()
+    for script in ("sweep_slurm.sh", "requeue.sh"):
+        shutil.copy(source / script, pretrain.parent)
     script = shutil.copy(source / "sweep_slurm.sh", tmp_path / "slurm_script")  # Slurm runs a copy
     (tmp_path / "run").mkdir()
     (tmp_path / "list.txt").write_text(f"{tmp_path}/run\n")

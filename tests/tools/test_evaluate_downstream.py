@@ -72,6 +72,7 @@ def test_two_ranks_give_the_figures_of_one(
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_finished_tasks_are_not_scored_again(typed: Typed, stories: Path) -> None:
     words = (stories / "stories", "--limit", 5, "--num-fewshot", 1)
     folder = stories / "stories.scores" / "downstream" / "ar-1shot-first5"

@@ -68,6 +68,7 @@ def test_a_run_killed_at_any_moment_ends_bit_equal(start, pretrain, tmp_path, n_
     assert not is_saving(killed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [[], [SHARDED], [SHARDED, "checkpoint.asynchronous=true"]])
 def test_a_run_killed_after_a_save_has_its_held_out_loss(pretrain, tmp_path, changes) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -84,6 +85,7 @@ def test_a_run_killed_after_a_save_has_its_held_out_loss(pretrain, tmp_path, cha
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoint(pretrain, tmp_path) -> None:
     changes = [save_every(7)]
     pretrain(tmp_path, *changes, n_ranks=2)

@@ -37,7 +37,8 @@ def stop_rank(start, run: Path, *changes: str, victim: int) -> tuple[list[Rank],
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", ["", *(pytest.param(words, marks=pytest.mark.slow) for words in PARALLEL)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", *PARALLEL])
 def test_a_rank_that_hangs_is_named_with_its_step(start, tmp_path, layout) -> None:
     if "deepspeed" in layout:
         pytest.importorskip("deepspeed", reason="the DeepSpeed engine is optional: pip install deepspeed")

@@ -159,6 +159,7 @@ def read_samples(record: Path) -> dict[int, str]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_any_number_of_late_ranks_trains_on_equal_data(pretrain, write, tmp_path) -> None:
     changes = [f"dataset.mixture={write(LOSS)}", "checkpoint.keep_last=null", "dataset.num_workers=1"]
     pretrain(tmp_path / "quiet", *changes)
