@@ -1,6 +1,7 @@
 """Curves from loss to score, against published fits and known curves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,9 @@ def test_the_interval_of_the_chain_includes_both_fits() -> None:
     assert ((low < value) & (value < high)).all()
     # intervals are wider for larger extrapolation
     assert (high - low)[1] > (high - low)[0]
+    # a spread that few runs determine has wider intervals
+    many, few = (predict_score(law, replace(curve, spread=0.02, dof=n), 1e9, 1e11) for n in (10**6, 2))
+    assert few[2] - few[1] > 1.3 * (many[2] - many[1])
     with pytest.raises(ValueError, match="got 'credible', expected predictive or confidence"):
         predict_score(law, curve, 1e9, 1e10, kind="credible")
 

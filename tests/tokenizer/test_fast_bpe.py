@@ -26,7 +26,9 @@ def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() ->
 
     two_spellings = build(normalizers.NFC(), False, vocab=alphabet)
     two_spellings.add_tokens([AddedToken(text, normalized=True) for text in ("\u00e9", "e\u0301")])
-    merged = build(None, False, vocab=alphabet).to_str().replace('"merges":[]', '"merges":[["e","s"]]')
+    plain = build(None, False, vocab=alphabet).to_str()
+    merged = plain.replace('"merges":[]', '"merges":[["e","s"]]')
+    features = {"dropout": "0.1", "continuing_subword_prefix": '"##"', "end_of_word_suffix": '"</w>"'}
     for saved, reason in (
         (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str(), "WordLevel"),
         (build(None).to_str(), "pre-tokenizer"),
@@ -35,6 +37,7 @@ def test_tokenizers_of_another_kind_are_left_to_the_library_with_the_reason() ->
         (build(normalizers.NFKC(), True).to_str(), "NFKC"),
         (two_spellings.to_str(), "two of its added tokens are '\u00e9'"),
         (merged, "a merge of pieces outside the vocabulary"),
+        *((plain.replace(f'"{key}":null', f'"{key}":{features[key]}'), f"has {key}") for key in features),
     ):
         fast, why = compile_fast_bpe(saved)
         assert fast is None and reason in why

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron.cli import die_with_parent
 from megatron.train import local_ranks
 
 # one write per line: with PYTHONUNBUFFERED print makes several writes, and the lines of two ranks are mixed
@@ -108,14 +107,6 @@ def test_a_signal_before_the_ranks_start_is_passed_on_to_them(monkeypatch: pytes
     # a rank without a handler is ended by the signal
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     assert local_ranks.run_ranks(command, 1) == 128 + signal.SIGUSR1
-
-
-@linux_only
-def test_a_rank_whose_starter_is_gone_already_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_the_kernel = die_with_parent()
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    begun = subprocess.run(["echo", "begun"], preexec_fn=ask_the_kernel, capture_output=True, timeout=240)
-    assert (begun.returncode, begun.stdout) == (1, b"")
 
 
 @linux_only
