@@ -7,9 +7,10 @@
 
 Draws functions of each package with a seed, and a mutation of each. The mutation is applied in a copy of the
 checkout, and the tests that ran the changed line run with a time limit, tests of the module's name first,
-without those that failed before. A failed test kills the mutant; a run over the limit is counted apart, since
-the machine may be busy. The file of results grows with each mutant, and the same command resumes. With
-`--common` only functions are drawn that another checkout has, too.
+without those that failed before; for a line that only other processes run, the tests of its package and of
+ranks. A failed test kills the mutant; a run over the limit is counted apart, since the machine may be busy. The
+file of results grows with each mutant, and the same command resumes. With `--common` only functions are drawn
+that another checkout has, too.
 """
 
 import argparse
@@ -92,6 +93,8 @@ def choose_tests(root: Path, mutant: Mutant, coverage: CoverageData) -> list[str
     failures = set(json.loads(failed.read_text())) if failed.is_file() else set()
     contexts = coverage.contexts_by_lineno(str(mutant.file)).get(mutant.line, [])
     tests = {context.partition("|")[0] for context in contexts} - failures - {""}
+    if not tests:
+        return ["tests/ranks", f"tests/{mutant.file.relative_to(root).parts[1]}"]
     package, stem = mutant.file.parent.name, mutant.file.stem
     return sorted(tests, key=lambda test: (f"test_{stem}.py" not in test, f"/{package}/" not in test, test))
 
@@ -117,7 +120,7 @@ def try_mutant(root: Path, copy_root: Path, mutant: Mutant, tests: list[str], li
     changed = mutate_code(source, OPERATORS[mutant.operator], mutant.occurrence)
     place.write_text(changed)
     try:
-        return run_tests(copy_root, tests, limit_s) if tests else "survived"
+        return run_tests(copy_root, tests, limit_s)
     finally:
         place.write_text(source)
 
