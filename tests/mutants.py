@@ -8,9 +8,9 @@
 Draws functions of each package with a seed, and a mutation of each. The mutation is applied in a copy of the
 checkout, and the tests that ran the changed line run with a time limit, tests of the module's name first,
 without those that failed before; for a line that only other processes run, the tests of its package and of
-ranks. A failed test kills the mutant; a run over the limit is counted apart, since the machine may be busy. The
-file of results grows with each mutant, and the same command resumes. With `--common` only functions are drawn
-that another checkout has, too.
+ranks. A failed test kills the mutant; a run over the limit is counted apart, since the machine may be busy.
+The file of results grows with each mutant, and the same command resumes. With `--common` only functions are
+drawn that another checkout has, too.
 """
 
 import argparse
