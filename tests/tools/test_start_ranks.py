@@ -16,7 +16,6 @@ WORDS = """import os, signal, sys, time
 rank = int(os.environ["RANK"])
 def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 
 
 @pytest.fixture
@@ -95,21 +94,7 @@ def test_a_signal_reaches_every_rank_and_they_have_time_to_save(root: Path, scri
     assert (tool.returncode, sorted(words)) == (75, ["0", "1", "saved", "saved"])
 
 
-def test_a_signal_before_the_ranks_start_is_passed_on_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Early(subprocess.Popen):
-        """A rank before whose start the tool receives a signal."""
-
-        def __init__(self, *words: object, **more: object) -> None:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            super().__init__(*words, **more)
-
-    monkeypatch.setattr(local_ranks.subprocess, "Popen", Early)
-    # a rank without a handler is ended by the signal
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert local_ranks.run_ranks(command, 1) == 128 + signal.SIGUSR1
-
-
-@linux_only
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_killing_the_tool_leaves_no_rank_behind(root: Path, script) -> None:
     tool = start_tool(root, 2, script("say(os.getpid()); time.sleep(600)"))
     ranks = [int(tool.stdout.readline()) for _ in range(2)]
