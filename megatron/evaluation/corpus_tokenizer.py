@@ -43,7 +43,7 @@ def find_mismatches(
         if digest is None or digest == expected:
             continue
         message = f"{corpus.prefix}: got a corpus of tokenizer {digest[:12]}"
-        message += f", expected {str(expected)[:12]}, that of {weights.source}"
+        message += f", expected {str(expected)[:12]} as in {weights.source}"
         if not allowed:
             hint = "Preprocess with the model's tokenizer, or pass --allow-other-tokenizer."
             raise ValueError(f"{message}. {hint}")

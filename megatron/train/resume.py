@@ -89,8 +89,8 @@ def _check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: 
     if step >= run.plan.n_steps or difference is not None:
         last = min(step, run.plan.n_steps) if difference is None else difference
         raise ValueError(
-            f"checkpoint.branch_from: {path} has {step:,} steps, but its learning rates equal those of this "
-            f"run for the first {last:,} only. Branch from an earlier checkpoint, or start the decay later."
+            f"checkpoint.branch_from: {path} has {step:,} steps, but its learning rates equal this run's "
+            f"for the first {last:,} only. Branch from an earlier checkpoint, or start the decay later."
         )
 
 

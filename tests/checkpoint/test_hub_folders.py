@@ -319,11 +319,11 @@ def ones(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     ("kind", "name", "tensor", "sentence"),
     [
         ("llama", "model.layers.0.self_attn.q_proj.bias", ones(32), "do not match the model configuration"),
-        ("llama", "score.weight", ones(2, 32), "got an unknown tensor, expected those of Llama"),
+        ("llama", "score.weight", ones(2, 32), "got an unknown tensor, expected one of Llama's"),
         ("llama", "embed_tokens.weight", ones(50, 32), "got two tensors of this name, with and without"),
         ("llama", "model.norm.weight", ones(32, dtype=torch.int8), "quantised models are not supported"),
         ("gpt2", "lm_head.weight", ones(50, 32), "lm_head.weight: differs from the embedding"),
-        ("gpt2", "score.weight", ones(2, 32), "score.weight: got an unknown tensor, expected those of GPT-2"),
+        ("gpt2", "score.weight", ones(2, 32), "score.weight: got an unknown tensor, expected one of GPT-2's"),
         ("gpt2", "transformer.h.0.crossattention.c_attn.weight", ones(32, 64), "crossattention"),
         ("gpt2", "transformer.h.0.attn.c_attn.bias", ones(95), "got 95 rows, expected 96"),
     ],

@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_converted_is_refused_and_leaves_no_files(tmp_pat
             ("autoregressive", {"parametrization": "mup", "base_d_model": 16}, "another parametrization)"),
             ("autoregressive", {"norm": "layernorm"}, "has another norm)"),
             ("masked_diffusion", scaled, "the exported diffusion code has none"),
-            ("masked_diffusion", olmo, "got that of olmo2"),
+            ("masked_diffusion", olmo, "got olmo2's"),
             ("masked_diffusion", {"predicts_next": True}, "llama has another predicts_next)"),
         )
     ):

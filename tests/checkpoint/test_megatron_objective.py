@@ -58,8 +58,8 @@ def change_args(folder: Path, **changes: Any) -> None:
         (FORK | {"low_noise_start": True}, None, "do not show"),
         ({"attn_mask": EVERYTHING}, None, "do not show"),
         ({"use_masked_diffusion": True}, None, "do not show"),
-        (FORK | {"attn_mask": EVERYTHING}, "autoregressive", "its saved attn_mask is that of masked_diff"),
-        ({"attn_mask": CAUSAL}, "masked_diffusion", "its saved attn_mask is that of autoregressive"),
+        (FORK | {"attn_mask": EVERYTHING}, "autoregressive", "its saved attn_mask is for masked_diff"),
+        ({"attn_mask": CAUSAL}, "masked_diffusion", "its saved attn_mask is for autoregressive"),
     ],
 )
 def test_the_objective_comes_from_the_arguments_and_the_caller_and_is_not_guessed(

@@ -182,7 +182,7 @@ def test_a_branch_of_a_trunk_ends_bit_equal_to_a_run_alone(pretrain, tmp_path) -
     assert "resuming after step 12 from" in pretrain(branch, *wsd).error
     shutil.rmtree(branch)
     late = pretrain(branch, *wsd, f"checkpoint.branch_from={at_16}", status=1)
-    assert "learning rates equal those of this run for the first 8 only" in read_error(late)
+    assert "learning rates equal this run's for the first 8 only" in read_error(late)
     assert "run with another model, corpus" in pretrain(branch, *wsd, "misc.seed=5", status=1).error
 
 

@@ -130,7 +130,7 @@ def write_huggingface(weights: Weights, folder: Path, dtype: torch.dtype = torch
     if diffusion and kind not in DIFFUSION_SHAPES:
         raise ValueError(
             f"{weights.source}: diffusion models can be exported in the shape of "
-            f"{', '.join(DIFFUSION_SHAPES)}, got that of {kind}"
+            f"{', '.join(DIFFUSION_SHAPES)}, got {kind}'s"
         )
     if diffusion and weights.config.rope_scaling != "none":
         raise ValueError(

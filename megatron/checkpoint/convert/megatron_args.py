@@ -66,7 +66,7 @@ def read_objective(args: Namespace, requested: str | None) -> str:
     certain = saved if is_fork(args) or saved == AUTOREGRESSIVE else None
     if certain and requested not in (None, certain):
         raise ValueError(
-            f"got --objective {requested}, but its saved attn_mask is that of {certain}. Omit --objective."
+            f"got --objective {requested}, but its saved attn_mask is for {certain}. Omit --objective."
         )
     # an unknown option with "diffusion" in its name:
     # perhaps another fork, of unknown objective

@@ -101,7 +101,7 @@ def import_names(family: Family, state: dict[str, Tensor], config: ModelConfig) 
         module, number, kind = _split_name(full)
         parts = family.list_parts(module)
         if not parts:
-            raise ValueError(f"{name}: got an unknown tensor, expected those of {family.title}")
+            raise ValueError(f"{name}: got an unknown tensor, expected one of {family.title}'s")
         tensors = [_transpose(tensor, family, number)]
         if len(parts) > 1:
             parts = [part for part in parts if config.feed_forward == "swiglu" or part != "blocks.#.mlp.gate"]
