@@ -156,7 +156,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_or_recorded(
     other = write_corpus(tmp_path / "other", 0, sha256="e" * 64)
     silent = write_corpus(tmp_path / "silent", 0)
     assert "other_tokenizer" not in score(path, same)[0] and "other_tokenizer" not in score(path, silent)[0]
-    with pytest.raises(ValueError, match="eeeeeeeeeeee, expected ffffffffffff, that of"):
+    with pytest.raises(ValueError, match="eeeeeeeeeeee, expected ffffffffffff as in"):
         score(path, other)
     assert not list(tmp_path.rglob("other-*")) and not [word for word in warned if "eeee" in word]
     result, file, _ = score(path, other, allow_other_tokenizer=True)

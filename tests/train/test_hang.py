@@ -63,6 +63,7 @@ def test_rank_0_which_hosts_the_store_is_named_too(start, tmp_path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
     changes = ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
     changes += [save_every(4), "dist.timeout_s=77"]
@@ -72,12 +73,13 @@ def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "seconds", "operation", "limit_s"),
     [
         (0, TIMEOUT_S + 1, "save", TIMEOUT_S),
-        pytest.param(1, 4, "first_step", 20, marks=pytest.mark.slow),
-        pytest.param(1, 4, "data", 20, marks=pytest.mark.slow),
+        (1, 4, "first_step", 20),
+        (1, 4, "data", 20),
     ],
 )
 def test_slow_work_does_not_end_a_run(pretrain, tmp_path, rank, seconds, operation, limit_s) -> None:
