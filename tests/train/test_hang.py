@@ -16,6 +16,7 @@ from tests.rank_processes import Rank
 from tests.train.conftest import read_error, read_step, save_every
 from tests.train.faults import delay_operation, print_timeouts
 
+pytestmark = pytest.mark.ranks
 TIMEOUT_S = 3
 SLACK_S = 40  # for a busy machine: to compare the ranks, and for a Python process with torch to exit
 LIMIT = f"dist.timeout_s={TIMEOUT_S}"
@@ -36,7 +37,6 @@ def stop_rank(start, run: Path, *changes: str, victim: int) -> tuple[list[Rank],
     return ranks, read_step(run)
 
 
-@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["", *PARALLEL])
 def test_a_rank_that_hangs_is_named_with_its_step(start, tmp_path, layout) -> None:
@@ -55,14 +55,12 @@ def test_a_rank_that_hangs_is_named_with_its_step(start, tmp_path, layout) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.ranks
 def test_rank_0_which_hosts_the_store_is_named_too(start, tmp_path) -> None:
     ranks, _ = stop_rank(start, tmp_path / "run", victim=0)
     ended = ranks[1].wait(TIMEOUT_S + SLACK_S)
     assert ended.status == 1 and "error: rank 0 does not answer" in ended.error, ended.error
 
 
-@pytest.mark.ranks
 @pytest.mark.slow
 def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
     changes = ["checkpoint.state_dict_type=sharded", "checkpoint.asynchronous=true"]
@@ -72,7 +70,6 @@ def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
     assert set(last.removeprefix("limits ").split()) == {"77.0"} and last.count("77.0") >= 2
 
 
-@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "seconds", "operation", "limit_s"),
@@ -89,7 +86,6 @@ def test_slow_work_does_not_end_a_run(pretrain, tmp_path, rank, seconds, operati
     assert is_done(tmp_path) and "hangs" not in done.error
 
 
-@pytest.mark.ranks
 def test_the_others_end_soon_after_a_kill_and_name_the_rank(start, tmp_path) -> None:
     ranks = start(tmp_path / "run", LONG, LIMIT)
     ranks[0].wait_for(lambda: read_step(tmp_path / "run") >= 2)
@@ -101,7 +97,6 @@ def test_the_others_end_soon_after_a_kill_and_name_the_rank(start, tmp_path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.ranks
 def test_a_slow_rank_is_named(start, tmp_path) -> None:
     ranks = start(tmp_path / "run", LIMIT, change=partial(delay_operation, 1, 600, "data"))
     ended = ranks[0].wait()
