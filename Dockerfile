@@ -7,7 +7,7 @@ ARG BASE=debian:12.12-slim
 FROM ${BASE}
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# versions are those of the base, whatever it is
+# the versions of the base, whatever they are
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \

@@ -98,7 +98,7 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 .extension:
 	$(PIP) --no-build-isolation --no-deps -e .
 
-# without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise that of PyPI
+# without a driver of NVIDIA or AMD torch's CPU build, 3 GB smaller, if its index answers; otherwise the build on PyPI
 .packages:
 	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
 		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
