@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from megatron.cli import LiveView, ProgressBar, escape_controls, format_si, format_table, print_table
+from megatron.cli import LiveView, ProgressBar, format_si, format_table, print_table
 from tests.screen import TerminalStream, read_screen
 
 HEAD = ("run", "loss", "note")
@@ -88,9 +88,3 @@ AMOUNTS = {0: "0", 999: "999", 9994: "9.99k", 9996: "10.0k", 999_600: "1.00M", 0
 @pytest.mark.parametrize(("number", "text"), AMOUNTS.items())
 def test_amounts_have_three_digits(number: float, text: str) -> None:
     assert format_si(number) == text
-
-
-def test_printable_text_of_any_script_is_unchanged() -> None:
-    for text in ("", "naïve 日本語 ± µ", "a b", "[red]"):
-        assert escape_controls(text) == text
-    assert escape_controls("a\nb\tc\x1b\x7f", allowed="\n\t") == "a\nb\tc\\x1b\\x7f"

@@ -54,10 +54,16 @@ def test_tensors_have_the_names_and_rows_of_megatron_core(name: str, tmp_path: P
     weights = save(model, tmp_path / "native")
     write_megatron_lm(model, tmp_path / "ck", 1, 1, "engine")
     (path,) = tmp_path.glob("ck/*/mp_rank_00/*.pt")
-    expected = torch.load(path, weights_only=False)["model"]
+    saved = torch.load(path, weights_only=False)
+    expected = saved["model"]
     exported = export_names(MEGATRON, weights.state, weights.config)
     expected = {key: tensor for key, tensor in expected.items() if "_extra_state" not in key}
     torch.testing.assert_close(exported, expected, rtol=0, atol=0)
+    convert_checkpoint(tmp_path / "native", tmp_path / "out", to="megatron")
+    (path,) = tmp_path.glob("out/*/mp_rank_00/*.pt")
+    args, theirs = (vars(of["args"]) for of in (torch.load(path, weights_only=False), saved))
+    shared = args.keys() & theirs.keys() - {"params_dtype", "seq_length", "vocab_size"}
+    assert len(shared) > 12 and {key: args[key] for key in shared} == {key: theirs[key] for key in shared}
 
 
 def test_a_diffusion_model_keeps_its_objective(tmp_path: Path) -> None:

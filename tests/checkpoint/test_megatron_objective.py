@@ -95,6 +95,8 @@ def test_a_diffusion_checkpoint_is_read_with_its_mask_row(
     convert_checkpoint(tmp_path / "ck", tmp_path / "native", to="native")
     again = read_any(tmp_path / "native")
     assert (again.objective, again.rate_min) == ("masked_diffusion", 1e-3)
+    change_args(tmp_path / "ck", attn_mask=CAUSAL)
+    assert read_any(tmp_path / "ck").rate_min is None
 
 
 def test_the_additional_mask_row_moves_to_the_row_after_the_ids(tmp_path: Path) -> None:

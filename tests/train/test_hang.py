@@ -73,11 +73,7 @@ def test_groups_for_background_saves_have_the_limit(pretrain, tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "seconds", "operation", "limit_s"),
-    [
-        (0, TIMEOUT_S + 1, "save", TIMEOUT_S),
-        (1, 4, "first_step", 20),
-        (1, 4, "data", 20),
-    ],
+    [(0, TIMEOUT_S + 1, "save", TIMEOUT_S), (1, 4, "first_step", 20), (1, 4, "data", 20)],
 )
 def test_slow_work_does_not_end_a_run(pretrain, tmp_path, rank, seconds, operation, limit_s) -> None:
     """A checkpoint may take longer than dist.timeout_s as long as its writer is alive."""
