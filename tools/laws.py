@@ -40,18 +40,13 @@ from megatron.laws.crossover import crossover
 from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
-from megatron.laws.power_law import PowerLaw, fit_power
+from megatron.laws.power_law import fit_power
+from megatron.report import plot_command
 from megatron.study import differences, forecast, frontier
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.sealing import seal_best, seal_runs, seal_text
-from megatron.study.selection import (
-    Columns,
-    Selection,
-    optional_column_of,
-    read_positive,
-    select_runs,
-)
+from megatron.study.selection import Columns, Selection, optional_column_of, read_positive, select_runs
 from megatron.study.table import SCORE_PREFIX, read_runs, read_table, select_finished
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
@@ -86,6 +81,7 @@ def add_frontier(actions: Any) -> None:
     compute = "compute of a table: a column of FLOPs, or 6nd; default: train_flops, else 6nd"
     add("--flops-by", metavar="NAME", help=compute)
     add_selection(parser)
+    plot_command.add_plot_option(parser)
     steps = parser.add_mutually_exclusive_group()
     predict = f"choose the size of `size: best`, and seal a forecast in {forecast.FORECASTS}/"
     steps.add_argument("--predict", action="store_true", help=predict)
@@ -124,6 +120,8 @@ def run_frontier(args: argparse.Namespace) -> int:
     text = summarise_frontier(args, law, runs)
     law.save(out)
     print(f"{shorten_path(out)}: {text}")
+    if args.plot:
+        plot_command.write_figure(args.plot, plot_command.plot_frontier(law, runs, args.budgets))
     if args.predict:
         seal_best(args.runs)
         outcome = find_outcome(args.runs)
@@ -248,8 +246,7 @@ def add_power_law(actions: Any) -> None:
     add("--y-column", default="N_opt", metavar="NAME", help="column of y, such as the best N")
     sigma = "column of the standard errors of y; default: equal weights"
     add("--sigma-column", metavar="NAME", help=sigma)
-    add("--predict", type=float, nargs="+", default=[], metavar="X", help="predict y at these x")
-    add("--json", action="store_true", help="print JSON")
+    add("--predict", type=positive_float, nargs="+", default=[], metavar="X", help="predict y at these x")
 
 
 def run_power_law(args: argparse.Namespace) -> int:
@@ -262,29 +259,15 @@ def run_power_law(args: argparse.Namespace) -> int:
     x, y, sigma = (None if name is None else read_positive(args.table, table, name) for name in names)
     # log y = log k + p log x; se(log y) = se(y) / y to first order
     law = fit_power(x, y, None if sigma is None else sigma / y)
-    predictions = [describe_point(law, at, x) for at in args.predict]
-    if args.json:
-        print_json({"x": names[0], "y": names[1], "n_points": len(x), "coefficient": law.coefficient,
-                    "exponent": law.exponent, "exponent_confidence": law.interval, "scatter": law.scatter,
-                    "dof": law.dof, "level": differences.LEVEL, "range": [x.min(), x.max()],
-                    "predictions": predictions})  # fmt: skip
-        return 0
     print(f"{names[1]} = {law.coefficient:.5g} {names[0]}^{law.exponent:.4f}  ({len(x)} points)")
     print(f"  exponent: 95 % confidence {format_ends(law.interval, '.4f')}")
-    for point in predictions:
-        note = "  OUTSIDE the points" if point["outside"] else ""
-        print(f"at {names[0]} = {point['x']:.4g}: {names[1]} {point['y']:.5g}{note}")
-        print(f"  one new point: 95 % predictive {format_ends(point['predictive'], '.5g')}")
-        print(f"  the law's value: 95 % confidence {format_ends(point['confidence'], '.5g')}")
+    for at in args.predict:
+        note = "" if x.min() <= at <= x.max() else "  OUTSIDE the points"
+        print(f"at {names[0]} = {at:.4g}: {names[1]} {law.evaluate(at):.5g}{note}")
+        for kind, words in (("predictive", "one new point"), ("confidence", "the law's value")):
+            ends = law.predict(at, differences.LEVEL, kind)[1:]
+            print(f"  {words}: 95 % {kind} {format_ends(ends, '.5g')}")
     return 0
-
-
-def describe_point(law: PowerLaw, at: float, x: np.ndarray) -> dict[str, Any]:
-    """Return the prediction of a power law at a point, and whether it is outside the points `x`."""
-    if not 0 < at < math.inf:
-        raise ValueError(f"--predict: got {at}, expected a number above 0")
-    ends = {kind: law.predict(at, differences.LEVEL, kind)[1:] for kind in ("predictive", "confidence")}
-    return {"x": at, "y": law.evaluate(at), "outside": not x.min() <= at <= x.max()} | ends
 
 
 def format_ends(ends: Sequence[float], digits: str) -> str:
@@ -311,6 +294,7 @@ def add_predict(actions: Any) -> None:
     add("--runs", metavar="PATTERN", help="names of the runs to seal, e.g. '*-131kunique-*'")
     add("--json", action="store_true", help="print JSON")
     add("--list", action="store_true", help="list the published laws with their sources")
+    plot_command.add_plot_option(parser)
 
 
 def run_predict(args: argparse.Namespace) -> int:
@@ -437,10 +421,12 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
     about = describe_law(law, published)
     answer: dict[str, Any] = {"law": str(args.law)} | about
     lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
+    predictions: list[prediction.Prediction | prediction.OptimumPrediction] = []
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
         run = prediction.predict_run(law, args.N, args.D, args.unique)
+        predictions.append(run)
         note = describe_extrapolation(law, run.outside)
         answer["prediction"] = asdict(run) | {"note": note}
         unique = "" if run.U is None else f", {run.U:.4g} of them unique"
@@ -449,6 +435,7 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
         lines += format_range_check(law, run.outside)
     if args.flops is not None:
         optimum = prediction.predict_optimum(law, args.flops, args.unique)
+        predictions.append(optimum)
         note = describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
         lines.append(f"C {optimum.C:.4g} FLOPs (C = 6 N D):")
@@ -462,12 +449,16 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
         print_json(answer)
     else:
         print("\n".join(lines))
+    if args.plot:
+        plot_command.write_figure(args.plot, plot_command.plot_prediction(law, predictions))
 
 
 def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) -> None:
     """Predict learning rate and batch size with a law of hyperparameters, and print the result."""
-    if args.N is None or args.flops is not None or args.unique is not None:
-        raise ValueError(f"{law.name}: got --flops or --unique, expected N and D. It is not a law of loss.")
+    if args.N is None or args.flops is not None or args.unique is not None or args.plot:
+        raise ValueError(
+            f"{law.name}: got --flops, --unique or --plot, expected N and D. It is not a law of loss."
+        )
     rate, batch = law.predict(args.N, args.D)
     if args.json:
         record = {"law": law.name, "source": law.source, "N_counts": law.counts, "note": law.note}
@@ -554,6 +545,7 @@ def add_compare(actions: Any) -> None:
     add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)
     add("--law", type=Path, metavar="LAW.json", help="for a table: law whose scatter is the noise")
     add("--json", action="store_true", help="print JSON")
+    plot_command.add_plot_option(parser)
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -577,10 +569,12 @@ def run_compare(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.study}: got no two finished runs of the same {args.best}, expected at least one pair."
         )
+    compared = [difference for group in groups for difference in group]
+    if args.plot:
+        plot_command.write_figure(args.plot, plot_command.plot_differences(compared))
     if args.json:
-        compared = [asdict(difference) for group in groups for difference in group]
         noise = {name: asdict(floor) for name, floor in floors.items()}
-        print_json({"noise_floor": noise, "differences": compared})
+        print_json({"noise_floor": noise, "differences": [asdict(at) for at in compared]})
         return 0
     for name, floor in floors.items():
         print(describe_floor(name, floor))

@@ -16,15 +16,14 @@ from megatron.study.price import Tariff, add_tariff_options
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
-    parser = create_parser(__doc__, removed={"--currency": "A price is in any unit"})
+    plotly = "The page has the build of plotly.js that is installed"
+    parser = create_parser(__doc__, removed={"--currency": "A price is in any unit", "--plotly-js": plotly})
     add = parser.add_argument
     study = "directory that contains runs/ or table.csv and, if fitted, compute_law.json and law.json"
     add("study_dir", type=Path, metavar="STUDY_DIR", help=study)
     add("--out", type=Path, metavar="PAGE.html", help="output file; default: STUDY_DIR/report.html")
     figures = "also write figures as PNG, PDF and SVG and their data (requires kaleido, chromium)"
     add("--figures", type=Path, metavar="FOLDER", help=figures)
-    script = "build of plotly.js to embed, e.g. plotly.js-basic-dist-min: a page of 0.6 MB instead of 2"
-    add("--plotly-js", type=Path, metavar="FILE.js", help=script)
     add_tariff_options(parser.add_argument_group("cost"))
     return parser
 
@@ -36,17 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron.report.report import export_figures, make_figures, write_report
     from megatron.report.study_data import read_study
 
-    path = write_report(args.study_dir, args.out, Tariff(args.price_per_hour, args.watts), args.plotly_js)
+    path = write_report(args.study_dir, args.out, Tariff(args.price_per_hour, args.watts))
     study = read_study(args.study_dir)
     answer = make_answer(study)
-    paths = []
-    if args.figures:
-        command = ["python", "tools/make_report.py", str(args.study_dir), "--figures", str(args.figures)]
-        paths = export_figures(make_figures(study), args.figures, shlex.join(command))
     for line in filter(None, (answer.verdict, answer.check, answer.todo)):
         print(line)
     print(f"report: {path}")
-    if paths:
+    if args.figures:
+        command = ["python", "tools/make_report.py", str(args.study_dir), "--figures", str(args.figures)]
+        paths = export_figures(make_figures(study), args.figures, shlex.join(command))
         print(f"figures: {len(paths)} files in {args.figures}")
     return 0
 

@@ -17,13 +17,9 @@ from megatron.cli import (
     positive_int,
     run_main,
 )
+from megatron.report.plot_command import add_plot_option, plot_price, write_figure
 from megatron.study.forecast import RUN, read_forecasts
-from megatron.study.ladder import (
-    PlannedRun,
-    expand_study,
-    read_study_plan,
-    select_runs_of_part,
-)
+from megatron.study.ladder import PlannedRun, expand_study, read_study_plan, select_runs_of_part
 from megatron.study.price import Speed, Tariff, add_tariff_options, estimate_speed, format_price
 from megatron.study.sweep import SweepOptions, count_jobs, run_sweep, time_study
 
@@ -60,12 +56,17 @@ def build_parser() -> argparse.ArgumentParser:
     mfu = "with --hardware: share of the peak that every run reaches; default: from a roofline"
     add("--mfu", type=float, metavar="SHARE", help=mfu)
     add_tariff_options(price)
+    add_plot_option(price)
     return parser
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; options may appear between positional words."""
-    return build_parser().parse_intermixed_args(argv)
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    if args.plot and not args.dry_run:
+        parser.error("--plot requires --dry-run")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # for other hardware the number of GPUs is not known, so one run at a time
         jobs = (args.jobs or 1) if args.hardware else count_jobs(study, options)
         tariff = Tariff(args.price_per_hour, args.watts, args.hardware)
-        print(format_price(runs, price_runs(runs), jobs, args.gpus_per_run, tariff))
+        speed = price_runs(runs)
+        print(format_price(runs, speed, jobs, args.gpus_per_run, tariff))
+        if args.plot:
+            write_figure(args.plot, plot_price(runs, speed))
         return 0
     outcome = run_sweep(study, options, price_runs)
     print(f"{study.directory}: {outcome.n_done} of {outcome.n_runs} runs done")

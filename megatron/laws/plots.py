@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 N_POINTS, N_SIZES = 60, 6  # points of a line, sizes drawn
-BAND = {"fill": "toself", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
+BAND = {"fill": "toself", "mode": "lines", "line": {"width": 0}, "opacity": 0.3, "hoverinfo": "skip"}
 # column of the optima, stem of its interval's columns, title
 PANELS = (("N", "N", "N*, parameters"), ("loss", "predictive", "loss, nats per token"))
 
@@ -53,7 +53,7 @@ def plot_optima(optima: "DataFrame") -> Any:
         low, high = (optima[f"{interval}_{end}"].to_numpy() for end in ("low", "high"))
         x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
         figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
-        figure.add_scatter(x=C, y=optima[name].to_numpy(), mode="lines", row=row, col=1)
+        figure.add_scatter(x=C, y=optima[name].tolist(), mode="lines", row=row, col=1)
         figure.update_yaxes(type="log", title=title, row=row)
     figure.update_xaxes(type="log")
     figure.update_xaxes(title="C, FLOPs", row=len(PANELS))

@@ -228,11 +228,7 @@ def describe_scale(study: Study) -> str:
     n_planned = int((study.runs["status"] != STALE).sum())
     share = "" if len(runs) == n_planned else f" of {n_planned}"
     parts = [f"{len(runs)}{share} {'run' if len(runs) == 1 else 'runs'} finished"]
-    units = {
-        "n_params": "parameters",
-        "train_tokens": "training tokens",
-        "seq_len": "tokens of context",
-    }
+    units = {"n_params": "parameters", "train_tokens": "training tokens", "seq_len": "tokens of context"}
     columns = [column for column in units if runs[column].notna().any()]
     parts += [f"{_format_span(runs[column].dropna())} {units[column]}" for column in columns]
     models = [(result.get("config") or {}).get("model") or {} for result in study.results]

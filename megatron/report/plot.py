@@ -16,13 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from megatron.report.study_data import AUTOREGRESSIVE, MASKED_DIFFUSION
-from megatron.study.format import (
-    OBJECTIVE_NAMES,
-    format_count,
-    format_exponent,
-    format_loss,
-    format_short,
-)
+from megatron.study.format import OBJECTIVE_NAMES, format_count, format_exponent, format_loss, format_short
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -139,13 +133,7 @@ def log_axis(
     ticks = [m * 10.0**p for p in powers for m in steps]
     ticks = [tick for tick in ticks if ends[0] <= math.log10(tick) <= ends[1]]
     texts = [write(tick) for tick in ticks]
-    return {
-        "type": "log",
-        "title": {"text": title},
-        "range": ends,
-        "tickvals": ticks,
-        "ticktext": texts,
-    }
+    return {"type": "log", "title": {"text": title}, "range": ends, "tickvals": ticks, "ticktext": texts}
 
 
 def flops_axis(values: Iterable[float], title: str = "training compute, FLOPs") -> dict[str, Any]:
@@ -218,13 +206,7 @@ def add_line(
 
 
 def add_points(
-    chart: Chart,
-    x: ArrayLike,
-    y: ArrayLike,
-    name: str,
-    colour: str,
-    text: Sequence[str] | str,
-    **more: Any,
+    chart: Chart, x: ArrayLike, y: ArrayLike, name: str, colour: str, text: Sequence[str] | str, **more: Any
 ) -> None:
     """Add points of the legend's group `name`, with an entry unless showlegend=False.
 
@@ -249,10 +231,7 @@ def make_bars(up: ArrayLike, down: ArrayLike | None = None) -> dict[str, Any]:
     bars: dict[str, Any] = {"type": "data", "thickness": 1.5, "width": 4}
     bars["array"] = np.nan_to_num(np.asarray(up, dtype=float)).tolist()
     if down is not None:
-        bars |= {
-            "symmetric": False,
-            "arrayminus": np.nan_to_num(np.asarray(down, dtype=float)).tolist(),
-        }
+        bars |= {"symmetric": False, "arrayminus": np.nan_to_num(np.asarray(down, dtype=float)).tolist()}
     return bars
 
 
@@ -288,13 +267,5 @@ def add_objectives(chart: Chart, runs: pd.DataFrame) -> None:
         style: dict[str, Any] = {"dash": DASH.get(objective, "dot"), "mode": "lines+markers"}
         mark = {"symbol": SYMBOL.get(objective, "square"), "size": 8}
         add_line(
-            chart,
-            [np.nan],
-            [np.nan],
-            name,
-            MUTED,
-            **style,
-            marker=mark,
-            showlegend=True,
-            legendrank=3000,
+            chart, [np.nan], [np.nan], name, MUTED, **style, marker=mark, showlegend=True, legendrank=3000
         )

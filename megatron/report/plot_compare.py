@@ -54,16 +54,7 @@ def objectives_figure(study: Study) -> Figure | None:
             texts = [f"{setting.name}<br>{len(setting.reported)} seeds" for setting in chosen]
             style: dict[str, Any] = {"dash": DASH[objective], "shape": "hv", "mode": "lines+markers"}
             style |= {"marker": {"symbol": SYMBOL[objective], "size": 8}}
-            add_line(
-                chart,
-                C,
-                losses,
-                name,
-                colour,
-                texts,
-                showlegend=objective == AUTOREGRESSIVE,
-                **style,
-            )
+            add_line(chart, C, losses, name, colour, texts, showlegend=objective == AUTOREGRESSIVE, **style)
             points += zip(C, losses, strict=True)
         if at.C is not None:
             text = f"crossing at {format_exponent(at.C)} FLOPs"

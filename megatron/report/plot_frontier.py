@@ -134,10 +134,7 @@ def slice_parabolas(study: Study) -> list[Slice]:
         N = np.geomspace(used.min() / MARGIN, used.max() * MARGIN, STEPS)
         # L = c0 + c1 x + c2 x^2 in x = log N; a factor of e^20 at most for a
         # nearly flat parabola
-        line, wide = (
-            np.polynomial.polynomial.polyval(np.log(N), at.coefficients),
-            min(Z95 * at.log_se, 20),
-        )
+        line, wide = (np.polynomial.polynomial.polyval(np.log(N), at.coefficients), min(Z95 * at.log_se, 20))
         best = {"N": at.N_best, "loss": at.L_best}
         best |= {"N_low": at.N_best * math.exp(-wide), "N_high": at.N_best * math.exp(wide)}
         group = runs[(np.log(runs["C"] / at.C)).abs() < 0.1]

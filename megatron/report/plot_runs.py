@@ -216,10 +216,7 @@ def residual_figure(study: Study) -> Figure | None:
     chart = make_chart(320)
     add_runs(chart, runs, "C", "off")
     chart.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"})
-    x, y = (
-        flops_axis(runs["C"], "6 N D, FLOPs"),
-        linear_axis("loss above the law, %", [0, *runs["off"]]),
-    )
+    x, y = (flops_axis(runs["C"], "6 N D, FLOPs"), linear_axis("loss above the law, %", [0, *runs["off"]]))
     chart.update_layout(xaxis=x, yaxis=y)
     caption = "Points: the runs of the fit. A pattern in size or compute is a misfit of the form."
     return Figure("residuals", "Parametric law: residuals", caption, chart, is_diagnostic=True)

@@ -35,23 +35,17 @@ MAKERS = (
 )
 
 
-def write_report(
-    study_dir: str | Path,
-    out: str | Path | None = None,
-    tariff: Tariff | None = None,
-    plotly_js: Path | None = None,
-) -> Path:
+def write_report(study_dir: str | Path, out: str | Path | None = None, tariff: Tariff | None = None) -> Path:
     """Write the page of a study atomically to `out` (default: `<study_dir>/report.html`).
 
-    tariff     price and power of a device, for the cost on the page; default:
-               power limits of listed GPUs
-    plotly_js  another build of plotly.js to embed, such as a smaller one
+    tariff  price and power of a device, for the cost on the page; default:
+            power limits of listed GPUs
 
     Raises FileNotFoundError if there is no such study.
     """
     study = read_study(study_dir)
     path = Path(out or study.folder / "report.html")
-    text = render_page(study, tariff, plotly_js)
+    text = render_page(study, tariff)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
     return path
@@ -62,11 +56,8 @@ def make_figures(study: Study) -> list[Figure]:
     return [figure for figure in (make(study) for make in MAKERS) if figure is not None]
 
 
-def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | None = None) -> str:
-    """Return the whole page as HTML.
-
-    The options are as in `write_report`.
-    """
+def render_page(study: Study, tariff: Tariff | None = None) -> str:
+    """Return the whole page as HTML; `tariff` is as in `write_report`."""
     answer = make_answer(study)
     # False before True: results first, in the page's order
     figures = sorted(make_figures(study), key=lambda figure: figure.is_diagnostic)
@@ -87,44 +78,33 @@ def render_page(study: Study, tariff: Tariff | None = None, plotly_js: Path | No
         notes=study.warnings,
         facts=tables.list_facts(study, tariff),
         commands=tables.list_commands(study),
-        **embed_figures(figures[:MAX_FIGURES], plotly_js),
+        **embed_figures(figures[:MAX_FIGURES]),
     )
 
 
 def render_figure_page(kicker: str, title: str, verdict: str, figures: Sequence[Figure]) -> str:
     """Return a page with a sentence and figures."""
-    parts = (
-        "folded",
-        "n_more",
-        "results",
-        "laws",
-        "differences",
-        "runs",
-        "notes",
-        "facts",
-        "commands",
-    )
+    parts = ("folded", "n_more", "results", "laws", "differences", "runs", "notes", "facts", "commands")
     content = dict.fromkeys(parts, ()) | embed_figures(figures)
     content |= {"kicker": kicker, "title": title, "answer": Answer(verdict), "figures": figures}
     return render_template(**content)
 
 
-def embed_figures(figures: Sequence[Figure], plotly_js: Path | None = None) -> dict[str, Any]:
+def embed_figures(figures: Sequence[Figure]) -> dict[str, Any]:
     """Return the figures and plotly.js as the template embeds them."""
     payload = {"figures": [figure.content for figure in figures], "template": make_template()}
     # JSON lacks NaN and Inf, which become null
-    return {"payload": replace_nonfinite(payload), "plotly_js": compress_plotly(plotly_js)}
+    return {"payload": replace_nonfinite(payload), "plotly_js": compress_plotly()}
 
 
 @cache
-def compress_plotly(path: Path | None = None) -> str:
+def compress_plotly() -> str:
     """Return plotly.js as base64 of gzip, 1.9 MB instead of 4.8.
 
     The browser decompresses it.
     """
-    code = path.read_bytes() if path is not None else read_plotly_js().encode()
     # no time stamp: equal input gives an equal page
-    return base64.b64encode(gzip.compress(code, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(read_plotly_js().encode(), mtime=0)).decode()
 
 
 def render_template(**content: Any) -> str:

@@ -237,7 +237,8 @@ def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
     # Cells and trunks are nodes of a graph, each run an edge. Trunks {a, b},
     # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
     # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
-    trunks, labels = np.unique(runs["trunk"].fillna(runs["run"]).astype(str), return_inverse=True)
+    trunk = runs["trunk"].astype(object).fillna(runs["run"]).astype(str)
+    trunks, labels = np.unique(trunk, return_inverse=True)
     n_cells = int(cells.max()) + 1
     n_nodes = n_cells + len(trunks)
     graph = coo_array((np.ones(len(runs)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))

@@ -280,10 +280,7 @@ def with_part(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (with_args(seq_length=[]), "args.seq_length"),
         (with_args(num_query_groups=3), "iter_0000007"),
         (with_args(squared_relu=True), "trained with squared_relu"),
-        (
-            with_args(use_rope_scaling=True, rotary_seq_len_interpolation_factor=2),
-            "got two scalings of",
-        ),
+        (with_args(use_rope_scaling=True, rotary_seq_len_interpolation_factor=2), "got two scalings of"),
         (with_args(window_size=(64, 64)), "got window_size .64, 64., expected .positions before, 0."),
         (with_args(rotary_percent=0.4), "got rotary_percent 0.4 of 8"),
         (with_args(use_target_position_embeddings=True), "trained with use_target_position_embeddings"),

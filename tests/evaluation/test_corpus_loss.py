@@ -15,12 +15,7 @@ from megatron.evaluation.corpus_loss import CorpusScorer, count_text_bytes, sele
 from megatron.evaluation.corpus_tokenizer import resolve_text_ids
 from megatron.evaluation.held_out import HeldOutScoring, score_held_out
 from megatron.evaluation.scored_models import find_models
-from megatron.evaluation.windows import (
-    TextIds,
-    count_scored_tokens,
-    iter_document_windows,
-    read_window,
-)
+from megatron.evaluation.windows import TextIds, count_scored_tokens, iter_document_windows, read_window
 from megatron.model.transformer import Gpt
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.tokenizer.kinds import NullTokenizer, load_tokenizer_by_name

@@ -6,12 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from megatron.laws.measured_crossover import (
-    Setting,
-    find_crossings,
-    fit_crossover_law,
-    measure_crossover,
-)
+from megatron.laws.measured_crossover import Setting, find_crossings, fit_crossover_law, measure_crossover
 
 GRID = np.geomspace(1e10, 1e14, 17)
 SEED_SD = 0.004

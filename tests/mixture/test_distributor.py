@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.mixture.distributor import (
-    WHOLE,
-    ChunkUnits,
-    Distributor,
-    Position,
-    UnitOrder,
-    quantize_weights,
-)
+from megatron.mixture.distributor import WHOLE, ChunkUnits, Distributor, Position, UnitOrder, quantize_weights
 from megatron.mixture.weights import DomainWeights
 
 

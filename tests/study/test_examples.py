@@ -45,8 +45,7 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if n > 400 else []) for name, n in STUDIES.items()],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if n > 400 else []) for name, n in STUDIES.items()]
 )
 def test_a_study_plans_as_many_different_runs_as_it_lists(planned, name: str) -> None:
     runs = planned(name)

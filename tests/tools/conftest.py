@@ -1,4 +1,8 @@
-"""Simulated runs under a known law."""
+"""Simulated runs under a known law, and figures that commands wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,3 +19,10 @@ def simulate_runs(n_sizes: int, n_lengths: int, noise: float = 0.0, seed: int = 
     loss = FORM["chinchilla"].loss(TRUTH, n, d)
     loss = loss * np.exp(noise * np.random.default_rng(seed).standard_normal(len(n)))
     return pd.DataFrame({"n_params": n, "train_tokens": d, "loss": loss})
+
+
+def read_traces(page: Path) -> list[dict[str, Any]]:
+    """Return the traces of a page of plotly."""
+    text = page.read_text()
+    start = text.index("[", text.rindex("Plotly.newPlot("))
+    return json.JSONDecoder().raw_decode(text[start:])[0]

@@ -1,11 +1,9 @@
 """Tests of scaling power-law from the command line."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from megatron.laws.power_law import fit_power
 
@@ -25,15 +23,11 @@ def test_points_with_errors_give_the_weighted_law_and_both_intervals(cli, tmp_pa
     _, low, high = law.predict(1e22)
     assert f"95 % predictive [{low:.5g}, {high:.5g}]" in done.output and "95 % confidence [" in done.output
     assert done.output.count("OUTSIDE") == 1
-    answer = json.loads(cli(*weighted, "--predict", 1e22, "--json").output)
-    assert answer["exponent"] == pytest.approx(law.exponent)
-    assert answer["predictions"][0]["predictive"] == pytest.approx([float(low), float(high)])
-    plain = json.loads(cli("power-law", table, "--json").output)
-    assert plain["exponent"] == pytest.approx(fit_power(X, Y).exponent)
+    assert f"C^{fit_power(X, Y).exponent:.4f}" in cli("power-law", table).output
 
 
 def test_two_points_without_errors_have_no_interval(cli, tmp_path: Path) -> None:
     path = tmp_path / "two.csv"
     path.write_text("C,N_opt\n1e18,1e8\n1e20,1e9\n")
-    assert "not known" in cli("power-law", path, "--predict", 1e21).output
-    assert json.loads(cli("power-law", path, "--json").output)["exponent_confidence"] == [None, None]
+    output = cli("power-law", path, "--predict", 1e21).output
+    assert "exponent: 95 % confidence not known" in output and output.count("not known") == 3

@@ -9,7 +9,7 @@ import pytest
 
 from megatron.laws.fit import fit_law
 from megatron.laws.forms import FORM
-from tests.tools.conftest import TRUTH, simulate_runs
+from tests.tools.conftest import TRUTH, read_traces, simulate_runs
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,14 @@ def test_intervals_of_a_run_and_an_optimum_are_labelled(cli, law_files: Path) ->
     assert "N* " in text and "D* " in text and "L* " in text and "one new run: 95 %" in text
     inside = cli("predict", law_files / "law.json", 1e8, 1e10).output
     assert "within the range of the fitted runs" in inside and "OUTSIDE" not in inside
-    answer = json.loads(cli(*words, "--json").output)
+    page = law_files / "predict.html"
+    answer = json.loads(cli(*words, "--json", "--plot", page).output)
     assert answer["identified"] is True
     run, best = answer["prediction"], answer["optimum"]
     assert run["predictive"][0] < run["confidence"][0] < run["loss"] < run["predictive"][1]
+    *_, point, _ = read_traces(page)
+    bar = [point["y"][0] - point["error_y"]["arrayminus"][0], point["y"][0] + point["error_y"]["array"][0]]
+    assert bar == pytest.approx(run["predictive"])
     assert best["N"] * best["D"] * 6 == pytest.approx(1e21)
     assert f"loss in nats per token {run['loss']:.5g}" in text and f"[{run['predictive'][0]:.5g}, " in text
 

@@ -73,9 +73,7 @@ def test_sidecars_that_miss_or_contradict_are_named(tmp_path: Path) -> None:
         open_train_samples(config_of(prefix), 90)
 
 
-def test_mixed_ends_of_documents_need_a_key(
-    tmp_path: Path,
-) -> None:
+def test_mixed_ends_of_documents_need_a_key(tmp_path: Path) -> None:
     def write(name: str, eod_id: int, append_eod: bool = True) -> str:
         tokenizer = {"n_tokens": 100, "sha256": "same", "eod_id": eod_id}
         return write_corpus(tmp_path / name, None, {"append_eod": append_eod, "tokenizer": tokenizer})

@@ -47,10 +47,7 @@ def kill_at(run: Path, ranks: list[Rank], step: int, in_save: bool, after_s: flo
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("n_kills", "changes"),
-    [(20, []), (6, [SHARDED])],
-)
+@pytest.mark.parametrize(("n_kills", "changes"), [(20, []), (6, [SHARDED])])
 def test_a_run_killed_at_any_moment_ends_bit_equal(start, pretrain, tmp_path, n_kills, changes) -> None:
     changes = [*changes, MDM, f"lr_scheduler.total_iterations={6 * n_kills + STEPS_LEFT}"]
     changes += [save_every(2)]
