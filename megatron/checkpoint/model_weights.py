@@ -179,8 +179,8 @@ def _pick_newest(folder: Path, infos: list[CheckpointInfo]) -> Path:
     prefixes = sorted({info.prefix for info in infos})
     if len(prefixes) > 1:
         raise ValueError(
-            f"{folder}: got checkpoints of {len(prefixes)} runs ({', '.join(prefixes[:4])}), expected those "
-            "of one run. Give the path of one checkpoint."
+            f"{folder}: got checkpoints of {len(prefixes)} runs ({', '.join(prefixes[:4])}). "
+            "Give the path of one checkpoint."
         )
     for info in infos:
         # these sort first (see find_checkpoints), so they

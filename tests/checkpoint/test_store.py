@@ -194,5 +194,5 @@ def test_a_checkpoint_without_a_readable_step_is_never_newest_counted_or_deleted
 def test_the_newest_of_two_runs_in_one_folder_is_not_guessed(tmp_path: Path) -> None:
     for prefix, step in (("a", 10), ("b", 20)):
         save_checkpoint(tmp_path, prefix, make_parts(step), {**META, "step": step})
-    with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\), expected those of one run"):
+    with pytest.raises(ValueError, match=r"checkpoints of 2 runs \(a, b\). Give the path"):
         find_newest_checkpoint(tmp_path)
