@@ -15,8 +15,8 @@ BUDGETS = {
     "megatron/text": 2300, "megatron/data": 1000, "megatron/model": 380, "megatron/kernels": 950,
     "megatron/objective": 300, "megatron/optim": 250, "megatron/mixture": 3000, "megatron/parallel": 750,
     "megatron/engine": 1150, "megatron/checkpoint": 1900, "megatron/train": 1200, "megatron/evaluation": 1600,
-    "megatron/generation": 330, "megatron/laws": 3200, "megatron/study": 2600, "megatron/report": 1700,
-    "tools/*.py": 2400, "tools/bench": 1900, "tests": 22000,
+    "megatron/generation": 330, "megatron/laws": 4400, "megatron/study": 3000, "megatron/report": 1900,
+    "tools/*.py": 2400, "tools/bench": 1900, "tests": 24500,
 }  # fmt: skip
 MAX_FUNCTION_LINES, N_LONGER = 60, 7
 COMMENTS_PER_100 = 8.5

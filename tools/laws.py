@@ -41,19 +41,32 @@ from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downst
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.power_law import fit_power
+from megatron.laws.prediction_text import (
+    NO_INTERVAL,
+    describe_extrapolation,
+    describe_law,
+    format_ends,
+    format_range_check,
+    format_values,
+    list_warnings,
+)
 from megatron.report import plot_command
 from megatron.study import differences, forecast, frontier
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.sealing import seal_best, seal_runs, seal_text
-from megatron.study.selection import Columns, Selection, optional_column_of, read_positive, select_runs
+from megatron.study.selection import (
+    Columns,
+    Selection,
+    optional_column_of,
+    read_positive,
+    select_points,
+    select_runs,
+)
 from megatron.study.table import SCORE_PREFIX, read_runs, read_table, select_finished
 
 DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 TASK = "task"  # column of tables with a row for each run and task
-INTERVAL = f"{100 * prediction.LEVEL:g} %"
-NO_INTERVAL = "no interval: the law has no bootstrap replicates"
-NOT_MEASURED = "the intervals lack the error of extrapolation: fit this law again with tools/fit_law.py"
 RENAME = "Rename the columns with `scaling collect TABLE.csv --from csv --map`"
 REMOVED = {
     "--again": "A forecast is never replaced; use another study directory",
@@ -74,7 +87,7 @@ def add_frontier(actions: Any) -> None:
     """Add the action frontier."""
     parser = add_action(actions, "frontier", run_frontier)
     add = parser.add_argument
-    add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study, or a table of runs")
+    add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study, or a table of runs or points (C, L)")
     add("--out", type=Path, metavar="LAW.json", help=f"default: STUDY_DIR/{frontier.COMPUTE_LAW}")
     budgets = "budgets to list, in FLOPs; default: the runs' budgets"
     add("--budgets", type=positive_float, nargs="+", metavar="C", help=budgets)
@@ -114,8 +127,10 @@ def run_frontier(args: argparse.Namespace) -> int:
     # --check returned above: a fit with later runs must not replace the law of the prediction
     if is_study:
         runs = frontier.read_study_runs(args.runs, args.objective)
-    else:
+    elif Columns.N in read_table(args.runs):
         runs = frontier.read_table_runs(args.runs, args.objective, args.flops_by, args.where)
+    else:
+        return run_recipe(args)
     law = frontier.fit_frontier(runs)
     text = summarise_frontier(args, law, runs)
     law.save(out)
@@ -128,6 +143,18 @@ def run_frontier(args: argparse.Namespace) -> int:
         print(f"forecast: {forecast.describe_outcome(outcome)}")
         if math.isnan(outcome["measured"]):
             print("next: rerun tools/sweep.py on this study to train this run")
+    return 0
+
+
+def run_recipe(args: argparse.Namespace) -> int:
+    """Fit the losses of one recipe to compute, from a table without N and D."""
+    points = select_points(args.runs, args.flops_by, args.objective, args.where)
+    law = frontier.fit_recipe(points)
+    out = args.out or Path(frontier.RECIPE_LAW)
+    law.save(out)
+    print(f"{shorten_path(out)}: " + "\n".join(frontier.describe_recipe(law, args.budgets or (), points)))
+    if args.plot:
+        plot_command.write_figure(args.plot, plot_command.plot_recipe(law, points, args.budgets))
     return 0
 
 
@@ -270,11 +297,6 @@ def run_power_law(args: argparse.Namespace) -> int:
     return 0
 
 
-def format_ends(ends: Sequence[float], digits: str) -> str:
-    """Format an interval as [low, high], or 'not known' without an interval."""
-    return "not known" if not np.isfinite(ends).all() else f"[{ends[0]:{digits}}, {ends[1]:{digits}}]"
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON; NaN and Inf become null, since JSON has no such numbers."""
     print(json.dumps(replace_nonfinite(value), indent=1, allow_nan=False, default=float))
@@ -353,63 +375,6 @@ def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: s
         print(f"{sealed.name}: {sealed.predicted:{digits}}{unit}; {ends}; sha256 {digest}")
 
 
-def describe_law(law: Law, published: PublishedLaw | None) -> dict[str, Any]:
-    """Return the law's formula and form, with its warnings and unidentified constants."""
-    names = ("form", "identified", "not_identified", "ranges")
-    about = {"formula": law.formula()} | {name: getattr(law, name) for name in names}
-    warnings = list(law.warnings)
-    if law.lack_of_fit and not law.lack_of_fit["passes"]:
-        p_value = law.lack_of_fit["p_value"]
-        warnings.append(f"The form does not fit repeated runs (lack of fit, p = {p_value:.2g}).")
-    source = {} if published is None else {"source": published.source, "N_counts": published.counts}
-    return about | {"warnings": warnings} | source
-
-
-def list_warnings(about: dict[str, Any]) -> list[str]:
-    """Return the warnings, which are printed before any number."""
-    lines = []
-    if about["identified"] is False:
-        names = ", ".join(about["not_identified"]) or "its constants"
-        lines.append(f"NOT IDENTIFIED by the runs of this law: {names}.")
-    reasons = list(dict.fromkeys(about["not_identified"].values()))
-    return lines + [f"warning: {warning}" for warning in dict.fromkeys(reasons + about["warnings"])]
-
-
-def format_values(*rows: tuple[str, float, prediction.Interval, prediction.Interval]) -> list[str]:
-    """Format a line for each (name, value, confidence interval, predictive interval of one new run)."""
-    lines = []
-    for name, value, confidence, predictive in rows:
-        ends = [] if confidence is None else [f"{INTERVAL} confidence {format_ends(confidence, '.5g')}"]
-        if predictive is not None:
-            ends.append(f"one new run: {INTERVAL} predictive {format_ends(predictive, '.5g')}")
-        lines.append("  ".join([f"  {name} {value:.5g}", *(ends or [NO_INTERVAL])]))
-    return lines
-
-
-def format_range_check(law: Law, outside: dict[str, str]) -> list[str]:
-    """Format a line for each value outside the fitted range, or one if all are inside, and the note on it."""
-    if not law.ranges or not outside:
-        return [f"  {'within the' if law.ranges else 'not known:'} range of the fitted runs"]
-    lines = [
-        # ranges[name] is (low, high), and False and True are the indices 0 and 1
-        f"  OUTSIDE the fitted runs: {name} is {side} {law.ranges[name][side == 'above']:.4g}; "
-        "this extrapolates"
-        for name, side in outside.items()
-    ]
-    note = describe_extrapolation(law, outside)
-    return lines + ([f"  {note}"] if note else [])
-
-
-def describe_extrapolation(law: Law, outside: dict[str, str]) -> str:
-    """Describe the error of extrapolation in the intervals of a prediction; "" inside the runs."""
-    if not outside or not law.replicates:
-        return ""
-    if not law.extrapolation:
-        return NOT_MEASURED
-    growth = 100 * law.extrapolation["growth"]
-    return f"the intervals include {growth:.2g} % more deviation for each factor of e in compute"
-
-
 def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | None) -> None:
     """Predict with a law of loss, and print the result."""
     # without a term for repetition, a prediction would silently ignore --unique
@@ -418,7 +383,9 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
             f"--unique: got {args.unique:g} for form {law.form}, which has no term for repetition. "
             "Use a law of form data_constrained, repeated_data or over_repetition."
         )
-    about = describe_law(law, published)
+    about = describe_law(law)
+    if published is not None:
+        about |= {"source": published.source, "N_counts": published.counts}
     answer: dict[str, Any] = {"law": str(args.law)} | about
     lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
     predictions: list[prediction.Prediction | prediction.OptimumPrediction] = []

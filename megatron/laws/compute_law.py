@@ -4,17 +4,19 @@ A sum of powers in N and D is a claim about the whole plane. To choose a
 model for the next budget, less is needed: how the loss depends on N around
 the best N of each budget, and how the best N and its loss change with C.
 Runs of several sizes at several budgets are fitted with the form of
-frontier_form.py by least squares of log L. The law contains no irreducible
-loss, and extrapolates to LARGEST_STEP times the largest budget at most.
+frontier_form.py by least squares of log L. Beyond the largest budget the level
+of the frontier follows a trend with a floor and a drifting slope
+(compute_trend.py), at any distance.
 
-Intervals are Student's t from the linearised fit. A misfit
-of the form is part of the scatter. Rows of one group, such
+Intervals are Student's t from the linearised fit, and of the trend's
+mixture beyond it. A misfit of the form is part of the scatter. Rows of one group, such
 as checkpoints of a model, share a part of it (noise.py).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.columns import takes_data_frame, validate_columns
-from megatron.laws.fitting.frontier_drift import Continuation, continue_frontier
+from megatron.laws.fitting.compute_trend import ComputeTrend, fit_trend
 from megatron.laws.fitting.frontier_form import (
     CONSTANTS,
     is_at_edge,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIN_RUNS, MIN_BUDGETS, MIN_SIZES = len(CONSTANTS) + 3, 4, 3
-LARGEST_STEP = 10.0  # times the largest budget; further out a quadratic in log C is not reliable
+MAX_HALF_WIDTH = 0.1  # of the 95 % interval of a new run's log loss; a wider one is no forecast
+FURTHEST = 1e5  # times the largest budget, of the search for the furthest forecast
 LEVEL = 0.95
 EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest fitted one
 
@@ -63,6 +66,11 @@ class Optimum:
     D_interval: tuple[float, float]
     confidence: tuple[float, float]
     predictive: tuple[float, float]
+
+    @property
+    def half_width(self) -> float:
+        """Half-width of log L of one new run; above MAX_HALF_WIDTH this is no forecast."""
+        return math.log(self.predictive[1] / self.predictive[0]) / 2
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,7 @@ class ComputeLaw:
     lack_of_fit     test against runs that differ only in their seed
                     (lack_of_fit.LackOfFit); {} without them
     C, N            ranges of the runs
-    beyond          continuation of the frontier beyond the largest budget: fields of
-                    frontier_drift.Continuation; {}: the form continues
+    beyond          trend of the frontier beyond the largest budget: fields of ComputeTrend
     warnings        that rows are grouped because their residuals correlate
     """
 
@@ -127,13 +134,15 @@ class ComputeLaw:
         """Return the fitted loss, nats per token, of N parameters trained with C FLOPs; broadcasts."""
         theta, x = self._theta_vector(), self._centred_log_compute(C)
         value = log_loss(theta, x, np.log(np.asarray(N, dtype=float)))
-        if self.beyond:
-            continuation = Continuation(**self.beyond)
-            # the continuation changes the level of the
-            # frontier, and the shape around it in log N stays
-            step = continuation.evaluate(theta, x) - log_loss(theta, x, theta[3] + theta[4] * x)
-            value = value + np.where(x > continuation.edge + EDGE_TOLERANCE, step, 0.0)
-        return np.exp(value)
+        # the trend changes the level of the frontier,
+        # and the shape around it in log N stays
+        beyond = np.unique(x[x > self._trend.edge + EDGE_TOLERANCE])
+        if not len(beyond):
+            return np.exp(value)
+        form = log_loss(theta, beyond, theta[3] + theta[4] * beyond)
+        levels = [self._edge_step + self._trend.quantile(at, 0.5, noisy=False) for at in beyond]
+        step = np.interp(x, beyond, levels - form)
+        return np.exp(value + np.where(x > self._trend.edge + EDGE_TOLERANCE, step, 0.0))
 
     def interval(self, name: str, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of constant `name`."""
@@ -142,15 +151,13 @@ class ComputeLaw:
         return self.params[name] - half, self.params[name] + half
 
     def predict_run(self, N: float, C: float, level: float = LEVEL) -> RunPrediction:
-        """Predict one run. Raises ValueError beyond LARGEST_STEP times the largest budget."""
-        self._check_compute(C)
-        value = float(self.loss(N, C))
-        half = self._loss_half_width(N, C, level, self.spread**2)
-        return RunPrediction(C, N, value, level, (value * math.exp(-half), value * math.exp(half)))
+        """Predict one run. Raises ValueError for C that is not a positive number."""
+        _check_compute(C)
+        return RunPrediction(C, N, float(self.loss(N, C)), level, self._loss_interval(N, C, level, True))
 
     def optimum(self, C: float, level: float = LEVEL) -> Optimum:
         """Predict the best N and D at C FLOPs and the loss there. Raises ValueError as `predict_run`."""
-        self._check_compute(C)
+        _check_compute(C)
         x = float(self._centred_log_compute(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
         # gradient of log N* = log_size + size_exponent x by the 7 constants
@@ -158,25 +165,16 @@ class ComputeLaw:
         half_n = self._half_width(of_size, level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
-        # confidence without, predictive with the variance of a single run
-        inner, outer = (self._loss_half_width(N, C, level, extra) for extra in (0.0, self.spread**2))
         # the ends of D are swapped: at fixed C the largest N has the fewest tokens
         return Optimum(
             C, N, self.tokens_of(N, C), loss, level, ends,
             (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
-            (loss * math.exp(-inner), loss * math.exp(inner)),
-            (loss * math.exp(-outer), loss * math.exp(outer)),
+            *(self._loss_interval(N, C, level, noisy) for noisy in (False, True)),
         )  # fmt: skip
 
-    @property
-    def steepening(self) -> str:
-        """Warning where the curvature is significantly below 0, otherwise ""."""
-        if not self.interval("curvature")[1] < 0:
-            return ""
-        return (
-            "The loss falls ever faster over these budgets, which no power law does. Beyond the largest "
-            "budget the last slope continues, and intervals include a drift of it."
-        )
+    def furthest_forecast(self, half_width: float = MAX_HALF_WIDTH) -> float:
+        """Return the largest C, FLOPs, whose interval of one new run has no larger half-width in log L."""
+        return find_furthest(self.C[1], lambda C: self.optimum(C).half_width <= half_width)
 
     def tokens_of(self, N: float, C: float) -> float:
         """Return D of N parameters at C FLOPs, by the FLOP count of the fitted runs."""
@@ -204,20 +202,20 @@ class ComputeLaw:
         positive = (law.centre, *law.C, *law.N)
         require("C, N and centre", all(0 < value < math.inf for value in positive), "numbers above 0")
         require("spread and dof", 0 <= law.spread < math.inf and 0 <= law.dof < 10**9, "numbers of 0 or more")
-        for name, kind in (("lack_of_fit", LackOfFit), ("beyond", Continuation)):
-            if getattr(law, name):
-                convert_value(name, getattr(law, name), kind)
+        if law.lack_of_fit:
+            convert_value("lack_of_fit", law.lack_of_fit, LackOfFit)
+        convert_value("beyond", law.beyond, ComputeTrend)
         return law
 
     def to_frame(self, C: ArrayLike | None = None, level: float = LEVEL) -> "DataFrame":
-        """Return the optimum of each compute `C` [n] (default: smallest to furthest).
+        """Return the optimum of each compute `C` [n] (default: smallest to `furthest_forecast`).
 
         Columns C, N, D and loss, each of the last three
         with its interval, and `predictive` of a new run.
         """
         from pandas import DataFrame  # slow import
 
-        ends = (self.C[0], LARGEST_STEP * self.C[1])
+        ends = (self.C[0], self.furthest_forecast())
         optima = [self.optimum(float(c), level) for c in np.ravel(np.geomspace(*ends, 9) if C is None else C)]
         frame = DataFrame([vars(at) for at in optima]).drop(columns="level")
         for name in ("N_interval", "D_interval", "confidence", "predictive"):
@@ -242,26 +240,44 @@ class ComputeLaw:
         variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
         return interval_quantile(level, self.dof) * math.sqrt(max(variance, 0.0) + extra)
 
-    def _loss_half_width(self, N: float, C: float, level: float, extra: float) -> float:
-        """Return the half-width of log L of N parameters at C FLOPs.
-
-        `extra` is a variance to add, as of a single run.
-        """
-        x = float(self._centred_log_compute(C))
+    def _loss_interval(self, N: float, C: float, level: float, noisy: bool) -> tuple[float, float]:
+        """Return the interval of the loss of N parameters at C FLOPs; `noisy`: of one new run."""
+        x, value = float(self._centred_log_compute(C)), float(self.loss(N, C))
         gradient = log_loss_slopes(self._theta_vector(), np.array([x]), np.log([N]))[0]
-        if self.beyond and x > self.beyond["edge"] + EDGE_TOLERANCE:
-            # beyond the largest budget the continuation replaces
-            # the level, slope and curvature of the frontier
-            gradient[:3] = 0.0
-            extra += Continuation(**self.beyond).variance(x)
-        return self._half_width(gradient, level, extra)
+        if x <= self._trend.edge + EDGE_TOLERANCE:
+            half = self._half_width(gradient, level, self.spread**2 if noisy else 0.0)
+            return value * math.exp(-half), value * math.exp(half)
+        # beyond the largest budget the trend replaces level, slope and curvature of the frontier
+        gradient[:3] = 0.0
+        half, middle = self._half_width(gradient, level), self._trend.quantile(x, 0.5, noisy=False)
+        below, above = (math.hypot(end - middle, half) for end in self._trend.interval(x, level, noisy))
+        return value * math.exp(-below), value * math.exp(above)
 
-    def _check_compute(self, C: float) -> None:
-        if not (math.isfinite(C) and 0 < C <= LARGEST_STEP * self.C[1] * (1 + 1e-9)):
-            raise ValueError(
-                f"C: got {C:.3g} FLOPs, expected at most {LARGEST_STEP:g} times the largest fitted budget, "
-                f"{self.C[1]:.3g}. Train a larger budget first."
-            )
+    @cached_property
+    def _trend(self) -> ComputeTrend:
+        return ComputeTrend(**self.beyond)
+
+    @cached_property
+    def _edge_step(self) -> float:
+        """Difference of log L* at the largest budget between form and trend, so that the law has no step."""
+        edge = self._trend.edge
+        theta = self._theta_vector()
+        form = log_loss(theta, np.array([edge]), theta[3] + theta[4] * np.array([edge]))
+        return float(form[0]) - self._trend.quantile(edge, 0.5, noisy=False)
+
+
+def find_furthest(largest: float, is_forecast: Callable[[float], bool]) -> float:
+    """Return the C, FLOPs, up to which a condition holds: 1 to FURTHEST times the largest fitted one."""
+    low, high = 0.0, math.log(FURTHEST)
+    for _ in range(12):  # to 0.3 %
+        ahead = (low + high) / 2
+        low, high = (ahead, high) if is_forecast(largest * math.exp(ahead)) else (low, ahead)
+    return largest * math.exp(low)
+
+
+def _check_compute(C: float) -> None:
+    if not 0 < C < math.inf:
+        raise ValueError(f"C: got {C:.3g} FLOPs, expected a positive number")
 
 
 @takes_data_frame
@@ -319,9 +335,36 @@ def fit_compute_law(
         runs=list(runs),
         lack_of_fit=asdict(test) if test else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=asdict(continue_frontier(theta, basis, x, log_n, y, correlation, covariance)),
+        beyond=asdict(_fit_beyond(theta, covariance, x, log_n, y, (spread, dof), correlation)),
         warnings=[GROUPED] if dependent else [],
     )
+
+
+def _fit_beyond(
+    theta: np.ndarray,
+    covariance: np.ndarray,
+    x: np.ndarray,
+    log_n: np.ndarray,
+    y: np.ndarray,
+    noise: tuple[float, int],
+    correlation: np.ndarray | None,
+) -> ComputeTrend:
+    """Fit the trend of the frontier at the budgets: means of their runs, less the form's distance of each.
+
+    noise        standard deviation of log L of one run, and its degrees of freedom
+    correlation  [n, n] of the noise; None: it is independent
+    """
+    best = theta[3] + theta[4] * x
+    level = y - log_loss(theta, x, log_n) + log_loss(theta, x, best)
+    budgets = split_budgets(np.exp(x))
+    average = np.zeros((len(budgets), len(x)))
+    for row, runs in zip(average, budgets, strict=True):
+        row[runs] = 1 / len(runs)
+    # an error of the shape around the best size moves the levels, unless sizes are on both sides of it
+    shape = average @ (log_loss_slopes(theta, x, log_n) - log_loss_slopes(theta, x, best))[:, 3:]
+    spread = average @ (np.eye(len(x)) if correlation is None else correlation) @ average.T
+    relative = spread + shape @ covariance[3:, 3:] @ shape.T / noise[0] ** 2
+    return fit_trend(average @ x, average @ level, relative, (noise[0], float(noise[1])))
 
 
 def _find_not_identified(

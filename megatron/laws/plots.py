@@ -40,21 +40,23 @@ def plot_law(
 
 
 def plot_optima(optima: "DataFrame") -> Any:
-    """Return a plotly figure of the best N and its loss against C, from `ComputeLaw.to_frame`.
+    """Return a plotly figure of the best N and its loss against C, from `to_frame` of a law of compute.
 
     Bands are the confidence interval of N
     and the predictive interval of the loss.
     """
     from plotly.subplots import make_subplots  # slow import
 
-    figure = make_subplots(rows=len(PANELS), shared_xaxes=True)
+    # the law of a recipe has no sizes
+    panels = [panel for panel in PANELS if panel[0] in optima]
+    figure = make_subplots(rows=len(panels), shared_xaxes=True)
     C = optima["C"].to_numpy()
-    for row, (name, interval, title) in enumerate(PANELS, 1):
+    for row, (name, interval, title) in enumerate(panels, 1):
         low, high = (optima[f"{interval}_{end}"].to_numpy() for end in ("low", "high"))
         x, y = np.concatenate([C, C[::-1]]), np.concatenate([low, high[::-1]])
         figure.add_scatter(x=x, y=y, row=row, col=1, **BAND)
         figure.add_scatter(x=C, y=optima[name].tolist(), mode="lines", row=row, col=1)
         figure.update_yaxes(type="log", title=title, row=row)
     figure.update_xaxes(type="log")
-    figure.update_xaxes(title="C, FLOPs", row=len(PANELS))
+    figure.update_xaxes(title="C, FLOPs", row=len(panels))
     return figure.update_layout(showlegend=False, template="plotly_white")

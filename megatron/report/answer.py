@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw
+from megatron.laws.compute_law import MAX_HALF_WIDTH, ComputeLaw
 from megatron.laws.forms import FORM
 from megatron.laws.frontier import frontier_bands, optimal_frontier
 from megatron.laws.law import Law
@@ -28,7 +28,7 @@ from megatron.study.format import (
 )
 from megatron.study.frontier import suggest_next_steps, suggest_plan
 
-STEPS = (4.0, LARGEST_STEP)  # next budgets, times the largest fitted one
+STEPS = (4.0, 10.0)  # next budgets, times the largest fitted one
 STALE = "stale"  # status of a run that the study no longer contains
 SAME_BUDGET = 1.05  # budgets differ by the rounding to whole steps
 # Up to about 4 epochs a repeated token is worth
@@ -93,7 +93,7 @@ def find_answers(study: Study) -> pd.DataFrame | None:
         fitted, flops = select_fitted_runs(study, law)["C"].max(), study.main_runs["flops_6nd"]
     trained = flops.max() / fitted if flops.notna().any() else 1.0
     steps = [step for step in STEPS if step > SAME_BUDGET * trained]
-    chosen = steps[0] if steps else LARGEST_STEP
+    chosen = steps[0] if steps else STEPS[-1]
     optima = find_optima(law, fitted * np.array([1.0, *STEPS]))
     optima["times"] = optima["C"] / fitted
     optima["is_next"] = np.isclose(optima["times"], chosen)
@@ -142,11 +142,13 @@ def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
     inside = format_interval((at["N_low"], at["N_high"]), format_count)
     ends = format_interval((at["loss_low"], at["loss_high"]), "{:.2f}".format)
     bits = f", {at['loss'] * bits_per_byte:.2f} bits per byte" if bits_per_byte else ""
-    return (
+    start = (
         f"At {format_exponent(at['C'])} FLOPs train {N} parameters{f' ({inside})' if inside else ''} on "
-        f"{format_count(at['D'])} tokens; expect {at['loss']:.2f} nats per token"
-        f"{f' ({ends})' if ends else ''}{bits}."
+        f"{format_count(at['D'])} tokens"
     )
+    if at["loss_high"] > at["loss_low"] * math.exp(2 * MAX_HALF_WIDTH):
+        return f"{start}; no forecast of the loss: 95 % interval {ends} nats per token."
+    return f"{start}; expect {at['loss']:.2f} nats per token{f' ({ends})' if ends else ''}{bits}."
 
 
 def describe_crossings(crossings: Sequence[MeasuredCrossover]) -> str:
@@ -266,7 +268,7 @@ def _list_frontier_warnings(law: ComputeLaw) -> list[str]:
     if not law.lack_of_fit.get("passes", True):
         misfit = 100 * law.lack_of_fit["misfit"]
         words.append(f"The form of the frontier is off by {misfit:.2g} %, which its intervals include.")
-    return [*words, law.steepening] if law.steepening else words
+    return words
 
 
 def _list_law_warnings(study: Study, law: Law) -> list[str]:

@@ -12,6 +12,7 @@ from megatron.io import write_atomic
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.prediction import OptimumPrediction, Prediction
+from megatron.laws.recipe_law import RecipeLaw
 from megatron.report.plot import (
     ACCENT,
     INK,
@@ -27,7 +28,7 @@ from megatron.study.differences import Difference
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun
 from megatron.study.price import Speed
-from megatron.study.selection import Selection
+from megatron.study.selection import RecipePoints, Selection
 
 
 def add_plot_option(parser: Any) -> None:
@@ -86,6 +87,13 @@ def plot_frontier(law: ComputeLaw, runs: Selection, C: Sequence[float] | None) -
         chart.add_scatter(x=runs.C, y=y, mode="markers", marker={"color": INK, "size": 4}, row=row, col=1)
     caption = "Lines: the best size and its loss, with 95 % intervals (loss: of one new run). Points: runs."
     return _describe(chart, "Compute-optimal frontier", caption)
+
+
+def plot_recipe(law: RecipeLaw, points: RecipePoints, C: Sequence[float] | None) -> Chart:
+    """Return the recipe's loss at C FLOPs [n], default: up to the furthest forecast, and its points."""
+    chart = law.plot(C)
+    chart.add_scatter(x=points.C, y=points.L, mode="markers", marker={"color": INK, "size": 4})
+    return _describe(chart, "Loss of one recipe", "Band: 95 % interval of one new run. Points: runs.")
 
 
 def plot_differences(differences: Sequence[Difference]) -> Chart:

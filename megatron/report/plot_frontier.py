@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw
+from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.isoflop import fit_isoflop, split_budgets
 from megatron.report.answer import answering_law, find_answers, find_optima
 from megatron.report.plot import (
@@ -36,6 +36,7 @@ from megatron.study.format import format_count, format_exponent, format_with_int
 from megatron.study.frontier import group_trunks
 
 STEPS = 48  # points of a line
+REACH = 10.0  # times the largest budget, of the lines of the frontier
 MARGIN = 1.15  # factor by which a line extends beyond the sizes of its runs
 MAX_BAND_RATIO = 1.6  # factor by which a band may extend an axis beyond its other content
 MAX_RATIO = 3.0  # minima further outside the sizes of a budget than this factor are not marked
@@ -184,7 +185,8 @@ def frontier_figure(study: Study) -> Figure | None:
     if law is None or not len(runs):
         return None
     last = law.C[1] if isinstance(law, ComputeLaw) else float(runs["C"].max())
-    C = np.geomspace(runs["C"].min(), LARGEST_STEP * last, STEPS)
+    forecasts = _select_run_forecasts(study)
+    C = np.geomspace(runs["C"].min(), max([REACH * last, *forecasts["C"]]), STEPS)
     optima = find_optima(law, C)
     if not np.isfinite(optima[["N", "D", "loss"]]).all(axis=None):
         return None
@@ -192,7 +194,6 @@ def frontier_figure(study: Study) -> Figure | None:
     for row, name in enumerate(("N", "loss"), 1):
         _add_optima(chart, optima, name, runs, row)
         _set_axis(chart, optima, name, runs, study, row)
-    forecasts = _select_run_forecasts(study)
     if len(forecasts):
         _add_forecasts(chart, forecasts)
     title = "training compute, FLOPs" if isinstance(law, ComputeLaw) else "6 N D, FLOPs"

@@ -10,15 +10,24 @@ import numpy as np
 import pandas as pd
 
 from megatron.cli import format_table
-from megatron.laws.compute_law import LARGEST_STEP, ComputeLaw, fit_compute_law
+from megatron.laws.compute_law import LEVEL, MAX_HALF_WIDTH, ComputeLaw, fit_compute_law
 from megatron.laws.isoflop import split_budgets
+from megatron.laws.recipe_law import RecipeLaw, fit_recipe_law
 from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
-from megatron.study.selection import Columns, Selection, compute_of, read_positive, select_runs
+from megatron.study.selection import (
+    Columns,
+    RecipePoints,
+    Selection,
+    compute_of,
+    read_positive,
+    select_runs,
+)
 from megatron.study.table import read_runs, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
+RECIPE_LAW = "recipe_law.json"
 EXACT = FLOPS_COLUMN["exact"]
 HEAD = ("C (FLOPs)", "N*", "95 % confidence", "D*", "L*", "95 % of one new run", "")
 ADVICE = {  # constant that is not identified -> runs to add
@@ -28,6 +37,7 @@ ADVICE = {  # constant that is not identified -> runs to add
     "beta": "add to each budget a size larger than the least loss's by a factor of 2 to 4.",
 }
 WIDTH = 100  # columns of a terminal
+FAR = (10.0, 100.0)  # last rows of the table, times the largest fitted budget
 PLAN_SHARE, PLAN_RUNS = 0.5, 3  # runs to add: share of the FLOPs of the study so far, and number
 
 
@@ -105,6 +115,30 @@ def read_table_runs(
     return replace(runs, C=compute_of(path, runs, by), table=about)
 
 
+def fit_recipe(points: RecipePoints) -> RecipeLaw:
+    """Fit the points of one recipe. Raises the errors of `fit_recipe_law`."""
+    return replace(fit_recipe_law(points.C, points.L, points.names), table=points.table)
+
+
+def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoints) -> list[str]:
+    """Return the table of losses at each compute, default: 1, 10 and 100 times the largest, and notes."""
+    rows = []
+    for C in compute or (law.C[1] * times for times in (1.0, *FAR)):
+        at = law.predict(C)
+        remark = f"no forecast, +-{100 * at.half_width:.0f} %" if at.half_width > MAX_HALF_WIDTH else ""
+        losses = (format_interval(ends, format_loss) for ends in (at.confidence, at.predictive))
+        rows.append((f"{C:.2e}", format_loss(at.loss), *losses, remark))
+    low, high = law.trend.floor_interval(LEVEL)
+    head = ("C (FLOPs)", "L", "95 % confidence", "95 % of one new run", "")
+    return [
+        f"{law.n_points} points of one recipe, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs",
+        *(line.rstrip() for line in format_table(head, rows, ("",))),
+        f"irreducible loss: {low:.2f} to {high:.2f}, 95 %",
+        *textwrap.wrap(describe_reach(law), WIDTH),
+        *(f"warning: {warning}" for warning in points.warnings),
+    ]
+
+
 def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]]) -> str:
     """Return a table with one line per (C, remark): N*, D*, L*; at most 100 columns wide."""
 
@@ -114,6 +148,8 @@ def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]])
     rows = []
     for C, remark in compute:
         at = law.optimum(C)
+        if at.half_width > MAX_HALF_WIDTH:
+            remark = f"no forecast, +-{100 * at.half_width:.0f} %"
         sizes = (write_size(at.N), format_interval(at.N_interval, write_size), write_size(at.D))
         losses = (format_loss(at.loss), format_interval(at.predictive, format_loss))
         rows.append((f"{at.C:.2e}", *sizes, *losses, remark))
@@ -121,14 +157,12 @@ def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]])
 
 
 def choose_compute(law: ComputeLaw, C: np.ndarray, next_budget: float | None) -> list[tuple[float, str]]:
-    """Return (C, remark) of the table's rows: budgets of the runs, the forecast's budget, the furthest C."""
+    """Return (C, remark) of the table's rows: budgets of the runs, the forecast's budget, and FAR."""
     # the geometric mean of the FLOPs of each budget
     rows = [(float(np.exp(np.log(C[at]).mean())), "") for at in split_budgets(C)]
     if next_budget is not None:
         rows.append((next_budget, "forecast"))
-    # the law raises ValueError beyond LARGEST_STEP times its largest budget,
-    # so this row is the last possible
-    return sorted([*rows, (LARGEST_STEP * law.C[1], "furthest")])
+    return sorted([*rows, *((times * law.C[1], f"{times:g} times") for times in FAR)])
 
 
 def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
@@ -139,13 +173,22 @@ def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
         f"scatter of single runs around the fit: {100 * law.spread:.2g} % of the loss, "
         f"{law.dof} degrees of freedom",
         _describe_noise(law),
-        *textwrap.wrap(law.steepening, WIDTH),
+        *textwrap.wrap(describe_reach(law), WIDTH),
     ]
     if law.not_identified:
         notes.append(f"NOT IDENTIFIED by these runs: {', '.join(law.not_identified)}")
         notes += [f"  {reason}" for reason in law.not_identified.values()]
         notes += [f"  to do: {step}" for step in suggest_next_steps(law)]
     return notes + [f"warning: {warning}" for warning in law.warnings + runs.warnings]
+
+
+def describe_reach(law: ComputeLaw | RecipeLaw) -> str:
+    """Return how far forecasts reach, and what would take them further."""
+    reach = law.furthest_forecast() / law.C[1]
+    return (
+        f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {reach:.2g} times the largest budget. One at C FLOPs "
+        f"needs runs at C / {reach:.2g} or more."
+    )
 
 
 def _describe_noise(law: ComputeLaw) -> str:

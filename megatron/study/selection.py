@@ -151,6 +151,42 @@ def select_runs(
     return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
 
 
+@dataclass(frozen=True)
+class RecipePoints:
+    """Points (C, L) of one recipe [n] with their names, and their origin as stored in recipe_law.json."""
+
+    C: np.ndarray
+    L: np.ndarray
+    names: list[str]
+    table: dict[str, str]
+    warnings: list[str]
+
+
+def select_points(
+    path: Path, flops_by: str | None, objective: str | None = None, where: Sequence[str] = ()
+) -> RecipePoints:
+    """Read the finished runs of one objective from a table that needs no N and D.
+
+    flops_by  column of the FLOPs; default: train_flops
+
+    Raises the errors of `select_runs`.
+    """
+    table, flops_column = read_table(path), flops_by or "train_flops"
+    for column, option in ((flops_column, "--flops-by"), (Columns.L, "")):
+        require_column(path, table, column, option)
+    runs, _, warnings = _filter_rows(path, table, objective)
+    for condition in where:
+        runs = _query(path, runs, condition)
+    C, L = (read_positive(path, runs, name) for name in (flops_column, Columns.L))
+    names = [str(name) for name in (runs["run"] if "run" in runs else runs.index + 1)]
+    sums = {
+        "path": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "flops_by": flops_column,
+    }
+    return RecipePoints(C, L, names, sums, warnings)
+
+
 def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
     """Raise ValueError for a column that the table lacks, with the nearest name."""
     if name not in table:

@@ -137,17 +137,8 @@ def test_a_frontier_whose_slope_changes_is_predicted_with_an_interval_that_cover
     assert float(np.median(halves)) < 0.06
 
 
-def test_steepening_is_claimed_only_where_the_curvature_excludes_zero() -> None:
-    N, D, _, C = simulate_surface(0.0, 0)
-    claims = []
-    for seed in range(20):  # a power law without an irreducible loss: its curvature is 0
-        noise = np.exp(0.003 * np.random.default_rng([seed, 7]).standard_normal(len(N)))
-        claims.append(bool(fit_compute_law(N, D, (true_loss(N, C) - E) * noise, C).steepening))
-    assert sum(claims) <= 2  # 2.5 % of 20 is 0.5
+def test_the_continuation_starts_where_the_fit_ends() -> None:
     law = simulate_frontier(transition, np.random.default_rng(3), 0.0)
-    assert law.steepening.startswith("The loss falls ever faster")
-
-    # and the continuation starts where the fit ends
     at, after = (law.optimum(BUDGETS[-1] * factor) for factor in (1.0, 1.001))
     assert at.loss * 0.999 < after.loss < at.loss
 
@@ -167,7 +158,7 @@ def test_a_saved_law_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "compute_law.json").read_text())["identified"] is law.identified is True
 
 
-def test_runs_and_predictions_that_are_not_possible_are_refused_with_the_limit() -> None:
+def test_runs_and_predictions_that_are_not_possible_are_refused() -> None:
     N, D, L, C = simulate_surface(0.002, 0)
     with pytest.raises(ValueError, match="got 9 runs and 2 budgets .* expected 10 runs and 4 budgets"):
         fit_compute_law(N[:9], D[:9], L[:9], C[:9])
@@ -176,9 +167,6 @@ def test_runs_and_predictions_that_are_not_possible_are_refused_with_the_limit()
     with pytest.raises(ValueError, match="L, run .*: got nan, expected a positive number"):
         fit_compute_law(N, D, np.where(np.arange(len(L)) == 3, np.nan, L), C)
     law = fit_compute_law(N, D, L, C)
-    law.optimum(10 * law.C[1])
-    with pytest.raises(ValueError, match="expected at most 10 times the largest fitted budget"):
-        law.optimum(10.1 * law.C[1])
     with pytest.raises(ValueError, match="got nan FLOPs"):
         law.predict_run(1e6, math.nan)
     assert law.tokens_of(50_000, 3e11) == pytest.approx(3e11 / (6 * 50_000), rel=1e-9)

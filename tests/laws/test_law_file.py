@@ -21,7 +21,6 @@ from tests.report.synthetic_study import make_law
 LAW = make_law(np.random.default_rng(0), n_bootstrap=3)
 NOISE = {"sigma": 0.1, "dof": 10.0, "trend": asdict(Trend(1.0, 0.0, 1.0, 0.0, 2.0, 3.0, 4.0, 0.5))}
 EXTRAPOLATION = {"growth": 0.1, "dof": 4.0, "compute": 1e20}
-BEYOND = {"edge": 1.0, "level": 1.0, "slope": -0.1, "covariance": [[1e-4, 0.0], [0.0, 1e-4]], "drift": 0.01}
 # keys of a law, and values of which each is refused
 WRONG_IN_LAW: dict[str, list[Any]] = {
     "params.E": ["1.9", {}, 10**400],
@@ -58,6 +57,7 @@ WRONG_IN_COMPUTE_LAW: dict[str, list[Any]] = {
     "not_identified": [{"alpha": 5}],
     "table": [{"sha256": []}],
     "beyond": [{"edge": 1.0}, []],
+    "beyond.weight": [[], [0.5], ["x"]],
     "beyond.covariance": [[[1e-4, 0.0]]],
 }
 
@@ -88,7 +88,6 @@ def test_a_law_with_a_value_of_a_wrong_type_is_refused_with_its_key(tmp_path: Pa
 def test_a_compute_law_with_a_value_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "compute_law.json"
     fit_compute_law(*simulate_surface(0.002, 0)).save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"beyond": BEYOND}))
     sentence = r"compute_law\.json: not a compute law .* Fit it again with scaling frontier"
     check_refusals(path, ComputeLaw.load, WRONG_IN_COMPUTE_LAW, sentence)
 

@@ -109,7 +109,6 @@ def test_what_changes_the_meaning_of_the_frontier_is_beside_the_verdict() -> Non
     for change, sentence in (
         ({"frontier": replace(LAW, lack_of_fit=REJECTED)}, misfit),
         ({"frontier": replace(LAW, warnings=["rows are grouped"])}, "rows are grouped"),
-        ({"frontier": replace(LAW, params=LAW.params | {"curvature": -9.0})}, "The loss falls ever faster"),
         ({"runs": train_run(RUNS, 20 * LAST)}, "fit the law again"),
         ({"runs": smaller, "frontier": outside}, "outside those trained"),
     ):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -25,3 +26,23 @@ def test_the_optimum_of_a_table_is_that_of_its_law(cli, tmp_path: Path) -> None:
         assert {format_count(at.N, 3), f"{at.loss:.3f}"} <= set(line.split())
     best = read_traces(tmp_path / "frontier.html")[1]
     assert best["y"] == pytest.approx([LAW.optimum(flops).N for flops in (1e12, 2e13)], rel=1e-3)
+
+
+def test_a_table_without_sizes_is_one_recipe(cli, tmp_path: Path) -> None:
+    compute = np.geomspace(1e16, 1e17, 7)
+    loss = 1.9 + 2.2 * (compute / 1e16) ** -0.16
+    pd.DataFrame({"flops": compute, "loss": loss}).to_csv(tmp_path / "points.csv", index=False)
+    words = ("frontier", tmp_path / "points.csv", "--flops-by", "flops", "--out", tmp_path / "law.json")
+    output = cli(*words, "--budgets", 1e18, 1e23, "--plot", tmp_path / "recipe.html").output
+    assert "7 points of one recipe, C = 1.00e+16 to 1.00e+17 FLOPs" in output
+    near, far = (
+        line.split() for line in output.splitlines() if line.strip().startswith(("1.00e+18", "1.00e+23"))
+    )
+    low, high = float(near[-3]), float(near[-1])
+    # E + K C^-g itself is inside; the table names what is too wide to be a forecast
+    assert low < 1.9 + 2.2 * 100**-0.16 < high and "forecast" not in near
+    assert " ".join(far[-4:-2]) == "no forecast,"
+    assert "Forecasts within 10% reach" in output
+    assert read_traces(tmp_path / "recipe.html")[-1]["mode"] == "markers"
+    wrong = cli("frontier", tmp_path / "points.csv", "--out", tmp_path / "law.json", status=1).error
+    assert "no column 'train_flops'" in wrong and "--flops-by" in wrong
