@@ -94,7 +94,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "subset": "subset_corpus",
     }
     | dict.fromkeys(("register", "mixture", "serve"), "mixtures"),
-    "plan": dict.fromkeys(("init", "sizes", "plan"), "plan"),
+    "plan": dict.fromkeys(("init", "sizes", "plan", "choose"), "plan"),
     "train": {
         "train": "pretrain",
         "gpt": "pretrain_gpt",

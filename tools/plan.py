@@ -5,11 +5,13 @@
     scaling sizes 117M --n-tokens 4096 model.tied_embedding=false model.n_kv_heads=4
     scaling plan --budget 1e20 --runs 20 --target 1e22
     scaling plan --budget 3e19 --law law.json --done table.csv --runs 4 --target 1e22
+    scaling choose pool.csv targets.csv --axes n_params train_tokens lr --cost flops_6nd --budget 1e20
 
 `python tools/plan.py ACTION ...` is the same. A size's name is its label in the published ladder, not a
 count: N depends on the vocabulary and on the options of the model. C is the training FLOPs for --tokens
 tokens. plan prints expected errors at the constants of the prior law (--law; default: arXiv 2404.10102),
-next to the errors of common designs with the same budget and limits.
+next to the errors of common designs with the same budget and limits. choose takes runs of a pool, on any
+axes, that predict the targets best for their cost; rows of the pool with a loss are finished runs.
 """
 
 import argparse
@@ -25,18 +27,14 @@ from megatron.config.read import build_config
 from megatron.config.schema import ModelConfig
 from megatron.config.yaml_file import merge_sections, parse_overrides
 from megatron.io import write_atomic
-from megatron.laws.design import (
-    CRITERIA,
-    Designer,
-    RunSet,
-    build_simple_designs,
-    generate_candidates,
-)
+from megatron.laws.design import CRITERIA, Designer, RunSet, build_simple_designs, generate_candidates
 from megatron.laws.law import Law
+from megatron.laws.pool_design import MAX_RUNS
 from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 from megatron.study import ladder
 from megatron.study.format import format_count
+from megatron.study.pool import choose_runs
 from megatron.study.published import find_law
 from megatron.study.selection import Columns, select_runs
 
@@ -177,6 +175,18 @@ def print_runs(runs: RunSet) -> None:
     print_table(["N", "D", "D/N", "epochs", "FLOPs"], rows, ())
 
 
+def run_choose(args: argparse.Namespace) -> None:
+    """Choose runs of a pool that predict the loss of other, expensive runs.
+
+    scaling choose pool.csv targets.csv --axes n_params lr --cost flops_6nd --budget 1e20
+    """
+    paths = (args.pool, args.targets)
+    chosen, text = choose_runs(paths, args.axes, args.cost, args.budget, args.runs, args.score)
+    if args.out:
+        write_atomic(args.out, chosen.to_csv(index=False))
+    print(text)
+
+
 def add_init(actions: Any) -> None:
     """Add the action init."""
     parser = add_action(actions, "init", run_init)
@@ -215,11 +225,27 @@ def add_plan(actions: Any) -> None:
     add("--out", type=Path, metavar="RUNS.csv", help="also write the runs to this file")
 
 
+def add_choose(actions: Any) -> None:
+    """Add the action choose."""
+    parser = add_action(actions, "choose", run_choose)
+    add = parser.add_argument
+    add("pool", type=Path, metavar="POOL.csv", help="runs to choose from, one per row")
+    add("targets", type=Path, metavar="TARGETS.csv", help="runs whose loss is to be predicted")
+    axes = "columns that describe a run, above 0, such as parameters, tokens, rate"
+    add("--axes", nargs="+", required=True, metavar="NAME", help=axes)
+    add("--cost", required=True, metavar="NAME", help="column of the pool, such as FLOPs")
+    add("--budget", type=positive_float, required=True, metavar="COST", help="cost of all chosen runs")
+    add("--runs", type=positive_int, default=MAX_RUNS, metavar="N", help="maximum number of runs")
+    score = "all losses are known: choose as if none were, and score the prediction"
+    add("--score", action="store_true", help=score)
+    add("--out", type=Path, metavar="RUNS.csv", help="also write the chosen rows to this file")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
-    for add in (add_init, add_sizes, add_plan):
+    for add in (add_init, add_sizes, add_plan, add_choose):
         add(actions)
     return parser
 

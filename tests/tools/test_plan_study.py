@@ -20,3 +20,18 @@ def test_after_some_runs_the_next_ones_are_proposed(cli, tmp_path: Path) -> None
     simulate_runs(3, 1).to_csv(tmp_path / "table.csv", index=False)
     words = ("--budget", 1e17, "--runs", 2, "--target", 1e19, "--done", tmp_path / "table.csv")
     assert "done so far" in cli("plan", *words).output
+
+
+def test_runs_of_a_pool_are_chosen_for_targets(cli, tmp_path: Path) -> None:
+    pool = simulate_runs(5, 5, noise=0.001)
+    pool["cost"] = 6 * pool["n_params"] * pool["train_tokens"]
+    pool.to_csv(tmp_path / "pool.csv", index=False)
+    pd.DataFrame({"n_params": [1e10], "train_tokens": [1e12]}).to_csv(tmp_path / "targets.csv", index=False)
+    words = ("choose", tmp_path / "pool.csv", tmp_path / "targets.csv", "--axes", "n_params", "train_tokens")
+    words += ("--cost", "cost", "--budget", 3e20, "--out", tmp_path / "runs.csv")
+    output = cli(*words, "--score").output
+    chosen = pd.read_csv(tmp_path / "runs.csv")
+    assert chosen["cost"].sum() <= 3e20 and f"{len(chosen)} runs, cost " in output
+    assert "target 1: loss " in output
+    # every run of the pool is finished: there is none to choose
+    assert "0 runs, cost 0" in (output := cli(*words).output) and "target 1: loss " in output
