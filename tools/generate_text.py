@@ -15,6 +15,7 @@ from pathlib import Path
 from megatron.cli import create_parser, positive_int, run_main
 from megatron.config.cli_choices import DEVICES, ORDERS
 from megatron.evaluation.machine_options import open_requested_world
+from megatron.io import write_json
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,6 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--block-tokens", type=positive_int, metavar="N", help="fill blocks of N tokens from the left")
     add = parser.add_argument_group("device and output").add_argument
     add("--stream", action="store_true", help="print a single continuation while it is generated")
+    out = "also write the first prompt and its continuation; RUN/sample.json is shown by the report"
+    add("--out", type=Path, metavar="FILE.json", help=out)
     add("--device", choices=DEVICES, help="default: cuda if there is a GPU, else cpu")
     add("--threads", type=positive_int, metavar="N", help="CPU threads; default: torch's choice")
     return parser
@@ -73,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         diffusion = {"n_steps": args.steps, "order": args.order, "block_tokens": args.block_tokens}
         texts = writer.write(prompts, args.max_new_tokens, how, **diffusion)
+    if args.out:
+        about = {"temperature": args.temperature, "seed": args.seed}
+        write_json(args.out, {"prompt": prompts[0], "text": texts[0]} | about)
     print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
     return 0
 

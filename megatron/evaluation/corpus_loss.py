@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class CorpusLoss:
     n_bytes   UTF-8 bytes of the scored text; None without a tokenizer
     eod_nats  nats of end-of-document tokens, which have no text bytes
     n_eod     number of scored end-of-document tokens
+    contexts  float64 [2, n]: nats and tokens by the number of tokens that were read before; None: unknown
     """
 
     nats: np.ndarray
@@ -56,8 +57,9 @@ class CorpusLoss:
     n_bytes: int | None
     eod_nats: float = 0.0
     n_eod: int = 0
+    contexts: np.ndarray | None = None
 
-    def metrics(self) -> dict[str, float | int | list[float] | None]:
+    def metrics(self) -> dict[str, Any]:
         """Return the metrics of the corpus.
 
         loss, perplexity, bits_per_token: over all scored tokens,
@@ -68,6 +70,8 @@ class CorpusLoss:
         mc_se: standard error over masks
         mc_interval: 95 % interval of this text's bound,
             by Student's t of the independent draws
+        loss_by_context: [least, most, loss] of tokens before
+            which least to most tokens of the window were read
         """
         total, n = float(self.nats.sum()), int(self.tokens.sum())
         loss, scored = total / n, int((self.tokens > 0).sum())
@@ -99,7 +103,20 @@ class CorpusLoss:
             "n_documents": scored,
             "n_bytes": self.n_bytes,
             "n_eod": self.n_eod,
+            "loss_by_context": None if self.contexts is None else average_contexts(self.contexts),
         }
+
+
+def average_contexts(contexts: np.ndarray) -> list[list[float]]:
+    """Return [least, most, loss] for 0, 1, 2 to 3, 4 to 7, ... tokens before, of `CorpusLoss.contexts`."""
+    rows, least = [], 0
+    while least < contexts.shape[1]:
+        most = max(2 * least - 1, least)
+        nats, tokens = contexts[:, least : most + 1].sum(axis=1)
+        if tokens:
+            rows.append([least, min(most, contexts.shape[1] - 1), float(nats / tokens)])
+        least = most + 1
+    return rows
 
 
 class CorpusScorer:
@@ -117,11 +134,13 @@ class CorpusScorer:
         self.ends = np.cumsum(corpus.document_tokens)
         self.nats = np.zeros(len(self.ends) + 1)  # the last element is for end-of-document tokens
         self.draws: np.ndarray | None = None
+        self.contexts: np.ndarray | None = None
 
     def score_autoregressive(self) -> CorpusLoss:
         """Compute the exact loss of an autoregressive model."""
         windows, model = self.windows, self.model
         device = model.embedding.weight.device
+        self.contexts = np.zeros((2, max(window.n_read for window in windows)))
         lengths_read = [window.n_read for window in windows]
         for rows in iter_rank_batches(lengths_read, np.ones(len(windows), dtype=np.int64), self.options):
             batch = [windows[number] for number, _ in rows]
@@ -137,7 +156,10 @@ class CorpusScorer:
                     # n_context - 1 .. length - 2 predict ids n_context ..
                     # length - 1
                     nll = linear_nll(states[window.n_context - 1 : length - 1], model.head_weight, targets)
-                    self._add(np.arange(window.scored, window.end), nll.double().cpu().numpy(), scored)
+                    nats = nll.double().cpu().numpy()
+                    self._add(np.arange(window.scored, window.end), nats, scored)
+                    # each token of a window is scored after one more token
+                    self.contexts[:, window.n_context : length] += [nats, np.ones_like(nats)]
         return self._reduce()
 
     def score_bound(self, objective: MaskedDiffusion, num_mc: int) -> CorpusLoss:
@@ -211,7 +233,10 @@ class CorpusScorer:
             # self.nats sums over draws, and each
             # draw is an estimate of the same bound
             nats = nats / len(draws)
-        return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]))
+        contexts = self.contexts
+        if contexts is not None:
+            contexts = gather_scores(torch.from_numpy(contexts), world)
+        return CorpusLoss(nats[:-1], tokens, draws, None, float(nats[-1]), contexts=contexts)
 
 
 def select_windows(

@@ -281,12 +281,23 @@ def _summarize_losses(losses: dict[WeightedCorpus, CorpusLoss]) -> dict[str, Any
         sum(n_bytes) if len(n_bytes) == len(losses) else None,
         sum(loss.eod_nats for loss in losses.values()),
         sum(loss.n_eod for loss in losses.values()),
+        _add_contexts([loss.contexts for loss in losses.values() if loss.contexts is not None]),
     )
     if len(domains) == 1:
         return whole.metrics()
     weights = np.array([float(corpus.weight) for corpus in losses])
     by_weight = float(weights @ [domain["loss"] for domain in domains.values()] / weights.sum())
     return {**whole.metrics(), "loss_by_weight": by_weight, "domains": domains}
+
+
+def _add_contexts(parts: list[np.ndarray]) -> np.ndarray | None:
+    """Return the sum of the `CorpusLoss.contexts` of several corpora, whose windows may differ in length."""
+    if not parts:
+        return None
+    whole = np.zeros((2, max(part.shape[1] for part in parts)))
+    for part in parts:
+        whole[:, : part.shape[1]] += part
+    return whole
 
 
 def _get_domain_name(corpus: WeightedCorpus, among: Iterable[WeightedCorpus]) -> str:

@@ -13,6 +13,7 @@ from megatron.report.plot import (
     DASH,
     LOSS,
     MUTED,
+    RAMP,
     SYMBOL,
     Figure,
     add_line,
@@ -36,6 +37,24 @@ SMOOTHED_SHARE = 0.02  # share of a curve's points, on either side
 MAX_POINTS = 150  # per curve; more are not visible and increase the page's size
 MAX_DOMAINS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def context_figure(study: Study) -> Figure | None:
+    """Return the loss of the largest scored run over the tokens that it read before.
+
+    None without such a score.
+    """
+    if not study.reading.get("loss_by_context"):
+        return None
+    least, most, loss = map(np.array, zip(*study.reading["loss_by_context"][0], strict=True))
+    # 4 to 7 tokens are drawn at their geometric mean, 5.3
+    x, run = np.sqrt(np.maximum(least, 1) * np.maximum(most, 1)), study.reading["run"]
+    texts = [f"{a} to {b} tokens before: {y:.3f}" for a, b, y in zip(least, most, loss, strict=True)]
+    chart = make_chart()
+    add_line(chart, x, loss, run, RAMP[0], texts, mode="lines+markers")
+    chart.update_layout(xaxis=log_axis("tokens read before, in the window", x), yaxis=linear_axis(LOSS, loss))
+    caption = f"Held-out loss of {run} by the number of tokens that it had read."
+    return Figure("context", "Loss by position in the window", caption, chart)
 
 
 def smooth_loss(loss: np.ndarray) -> np.ndarray:

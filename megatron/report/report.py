@@ -28,6 +28,7 @@ MAKERS = (
     plot_compare.scores_figure,
     plot_compare.downstream_figure,
     plot_runs.mixture_figure,
+    plot_runs.context_figure,
     plot_runs.compute_figure,
     plot_runs.curves_figure,
     plot_runs.size_figure,
@@ -74,6 +75,7 @@ def render_page(study: Study, tariff: Tariff | None = None) -> str:
         results=tables.list_results(study, answer.optima),
         laws=tables.list_laws(study),
         differences=tables.list_differences(study),
+        reading=study.reading,
         runs=tables.tabulate_runs(study),
         notes=study.warnings,
         facts=tables.list_facts(study, tariff),
@@ -84,7 +86,18 @@ def render_page(study: Study, tariff: Tariff | None = None) -> str:
 
 def render_figure_page(kicker: str, title: str, verdict: str, figures: Sequence[Figure]) -> str:
     """Return a page with a sentence and figures."""
-    parts = ("folded", "n_more", "results", "laws", "differences", "runs", "notes", "facts", "commands")
+    parts = (
+        "folded",
+        "n_more",
+        "results",
+        "laws",
+        "differences",
+        "runs",
+        "notes",
+        "facts",
+        "commands",
+        "reading",
+    )
     content = dict.fromkeys(parts, ()) | embed_figures(figures)
     content |= {"kicker": kicker, "title": title, "answer": Answer(verdict), "figures": figures}
     return render_template(**content)

@@ -62,6 +62,7 @@ FORECAST_COLUMNS = [
     "time",
     "sha256",
 ]
+SAMPLE = "sample.json"  # in the folder of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ class Study:
     references scores of published models, columns REFERENCE_COLUMNS, C = 6 N D
     corpus     facts on the text, keys CORPUS_NUMBERS and CORPUS_TEXTS
     results    contents of result.json of the finished runs
+    reading    of the largest run with such files: its name `run`, `loss_by_context` of validate.py, and
+               `sample`, {prompt, text} of generate_text.py --out
     warnings   unreadable files, one sentence each
     """
 
@@ -90,6 +93,7 @@ class Study:
     references: pd.DataFrame = field(default_factory=lambda: make_references(None))
     corpus: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
+    reading: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
     @property
@@ -177,8 +181,22 @@ def read_study(study_dir: str | Path) -> Study:
         references=make_references(_read_file(load_references, folder / REFERENCES, None, warnings)),
         corpus=_read_corpus(folder, plans, results, warnings),
         results=results,
+        reading=_read_reading(folder, done, warnings),
         warnings=warnings,
     )
+
+
+def _read_reading(folder: Path, done: pd.DataFrame, warnings: list[str]) -> dict[str, Any]:
+    """Return what shows that a model uses its context, of the run of most compute that has it."""
+    for _, run in done.sort_values("train_flops", ascending=False).iterrows():
+        path = folder / run["path"]
+        scores = [_read_json(file, warnings) for file in sorted(path.glob("validation/*/*.json"))]
+        by_context = [score["loss_by_context"] for score in scores if score.get("loss_by_context")]
+        sample = _read_json(path / SAMPLE, warnings) if (path / SAMPLE).is_file() else {}
+        sample = sample if sample.keys() >= {"prompt", "text", "temperature"} else {}
+        if by_context or sample:
+            return {"run": run["run"], "loss_by_context": by_context[:1], "sample": sample}
+    return {}
 
 
 def read_curve(study: Study, path: str) -> dict[str, np.ndarray]:

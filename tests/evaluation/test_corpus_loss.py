@@ -212,6 +212,20 @@ def test_windows_across_documents_have_bits_of_text(stories: dict[str, Any]) -> 
     assert result["bits_per_byte"] == pytest.approx(bits / result["n_bytes"], rel=1e-6)
 
 
+def test_losses_by_context_are_means_over_the_positions_of_all_windows(
+    tiny: Gpt, corpus: IndexedTokens
+) -> None:
+    metrics = build_scorer(tiny, corpus, True).score_autoregressive().metrics()
+    nats: dict[int, list[float]] = {}
+    for start in range(0, len(corpus.tokens) - 1, 8):
+        ids = corpus.tokens[start : start + 9].astype(np.int64)
+        log_p = log_softmax(tiny, ids[:-1], True)
+        for before, target in enumerate(ids[1:], 1):
+            nats.setdefault(before.bit_length(), []).append(-float(log_p[before - 1, target]))
+    expected = [[2 ** (k - 1), min(2**k - 1, 8), np.mean(values)] for k, values in nats.items()]
+    np.testing.assert_allclose(metrics["loss_by_context"], expected, rtol=1e-5)
+
+
 def test_windows_that_score_nothing_or_skip_tokens_are_refused(corpus: IndexedTokens, tmp_path: Path) -> None:
     for stride in (0, 9):
         with pytest.raises(ValueError, match=f"--stride: got {stride}, expected 1 to 8"):

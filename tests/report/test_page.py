@@ -14,11 +14,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from megatron.io import write_json
 from megatron.report import report, tables
-from megatron.report.plot_runs import residual_figure, size_figure
+from megatron.report.plot_runs import context_figure, residual_figure, size_figure
 from megatron.report.study_data import Study, read_study
 from tests.report.frontier_study import LAW, RUNS, make_forecast, make_study
-from tests.report.synthetic_study import edit_json
+from tests.report.synthetic_study import edit_json, write_study
 
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -222,3 +223,20 @@ def test_without_kaleido_or_a_browser_the_error_names_the_fix(study: Study, tmp_
             report.export_figures([figure], tmp_path / "figures", "")
         monkeypatch.setitem(sys.modules, "kaleido", None)
     assert not (tmp_path / "figures").exists()
+
+
+def test_the_page_shows_loss_by_position_and_text_of_the_largest_run(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study")
+    runs = read_study(folder).finished.sort_values("train_flops")
+    for run in (runs.iloc[0], runs.iloc[-1]):
+        path = folder / run["path"]
+        scores = path / "validation" / "last"
+        scores.mkdir(parents=True)
+        write_json(scores / "text.json", {"loss_by_context": [[1, 1, 4.0], [2, 3, 3.5]]})
+        write_json(path / "sample.json", {"prompt": "<b>", "text": f" by {run['run']}", "temperature": 0.8})
+    study = read_study(folder)
+    assert study.reading["run"] == runs.iloc[-1]["run"]
+    (line,) = context_figure(study).chart.data
+    assert list(line.y) == [4.0, 3.5] and line.x[1] == pytest.approx(6**0.5)
+    text = report.render_page(study)
+    assert f"&lt;b&gt;</b> by {runs.iloc[-1]['run']}" in text
