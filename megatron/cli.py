@@ -117,6 +117,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "downstream": "laws",
         "power-law": "laws",
         "predict": "laws",
+        "curve": "laws",
         "crossover": "laws",
     },
     "report": {"report": "make_report"},

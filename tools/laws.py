@@ -8,6 +8,7 @@
     scaling predict law.json 7e9 1.4e11
     scaling predict muennighoff 2.8e9 5.5e10 --unique 4e9
     scaling predict law.json --seal STUDY.yaml
+    scaling curve constant.csv cosine.csv --predict wsd.csv --warmup-steps 2000
     scaling crossover law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
     scaling crossover experiments/study_crossover_cpu --without '*masked*' '*drop*'
     scaling compare experiments/study RUN_A RUN_B
@@ -24,7 +25,7 @@ import contextlib
 import fnmatch
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from megatron.laws.prediction_text import (
 )
 from megatron.report import plot_command
 from megatron.study import differences, forecast, frontier
+from megatron.study.curves import describe_curves
 from megatron.study.ladder import STUDY, read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.sealing import seal_best, seal_runs, seal_text
@@ -436,6 +438,25 @@ def predict_hyperparameters(args: argparse.Namespace, law: HyperparameterLaw) ->
     print(f"  {NO_INTERVAL}")
 
 
+def add_curve(actions: Any) -> None:
+    """Add the action curve."""
+    parser = add_action(actions, "curve", run_curve)
+    add = parser.add_argument
+    add("curves", type=Path, nargs="+", metavar="CURVE.csv", help="fitted curves: columns step, lr, loss")
+    other = "curves to predict: step, lr of the whole schedule, and the loss of finished steps"
+    add("--predict", type=Path, nargs="+", default=[], metavar="CURVE.csv", help=other)
+    add("--warmup-steps", type=float, default=0.0, metavar="N", help="steps of the linear warm-up")
+
+
+def run_curve(args: argparse.Namespace) -> int:
+    """Fit whole loss curves of one size under their learning rates, and predict other schedules.
+
+    scaling curve constant.csv cosine.csv --predict wsd.csv --warmup-steps 2000
+    """
+    print("\n".join(describe_curves(args.curves, args.predict, args.warmup_steps)))
+    return 0
+
+
 def add_crossover(actions: Any) -> None:
     """Add the action crossover."""
     parser = add_action(actions, "crossover", run_crossover)
@@ -524,7 +545,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     if (args.best is None) == (args.a is None) or (args.a is not None and args.b is None):
         args.refuse("expected either RUN_A and RUN_B, or --best")
-    table, laws = read_source(args.study, args.law)
+    table, laws = differences.read_compared(args.study, args.law)
     floors = differences.estimate_noise_floors(table, laws)
     if args.best is None:
         a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
@@ -548,22 +569,6 @@ def run_compare(args: argparse.Namespace) -> int:
     for group in groups:
         print(f"\n{format_text_table(group)}\n{describe_difference(group[0])}")
     return 0
-
-
-def read_source(path: Path, law: Path | None) -> tuple[pd.DataFrame, Mapping[str, Law]]:
-    """Return the runs and the laws by objective. Raise ValueError for a table without names or losses."""
-    table = read_runs(path) if path.is_dir() else read_table(path)
-    files = [*([law] if law else []), *(sorted(path.glob("law*.json")) if path.is_dir() else [])]
-    for name in ("run", "loss"):
-        if name not in table:
-            raise ValueError(f"{path}: got no column {name!r}. Write a table with tools/collect.py.")
-    table = table.reindex(columns=list(dict.fromkeys([*table, "objective"])))
-    laws: dict[str, Law] = {}
-    for file in files:
-        loaded = Law.load(file)
-        # a law without a filter on the objective is one of autoregressive runs
-        laws.setdefault(str(loaded.filter.get("objective", "autoregressive")), loaded)
-    return table, laws
 
 
 def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tuple[float, float] | None:
@@ -593,7 +598,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
-    adders = (add_frontier, add_downstream, add_power_law, add_predict, add_crossover, add_compare)
+    adders = (add_frontier, add_downstream, add_power_law, add_predict, add_curve, add_crossover, add_compare)
     for add in adders:
         add(actions)
     return parser

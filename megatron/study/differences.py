@@ -22,6 +22,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ import pandas as pd
 from megatron.laws.fitting.noise import pool_cells
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
-from megatron.study.table import COLUMNS, select_finished
+from megatron.study.table import COLUMNS, read_runs, read_table, select_finished
 
 LEVEL = 0.95  # intervals of several differences hold together at this level
 
@@ -188,6 +189,22 @@ class Difference:
     dof: float | None = None
     text_se: float | None = None
     reason: str = ""
+
+
+def read_compared(path: Path, law: Path | None) -> tuple[pd.DataFrame, Mapping[str, Law]]:
+    """Return the runs and the laws by objective. Raise ValueError for a table without names or losses."""
+    table = read_runs(path) if path.is_dir() else read_table(path)
+    files = [*([law] if law else []), *(sorted(path.glob("law*.json")) if path.is_dir() else [])]
+    for name in ("run", "loss"):
+        if name not in table:
+            raise ValueError(f"{path}: got no column {name!r}. Write a table with tools/collect.py.")
+    table = table.reindex(columns=list(dict.fromkeys([*table, "objective"])))
+    laws: dict[str, Law] = {}
+    for file in files:
+        loaded = Law.load(file)
+        # a law without a filter on the objective is one of autoregressive runs
+        laws.setdefault(str(loaded.filter.get("objective", "autoregressive")), loaded)
+    return table, laws
 
 
 def estimate_noise_floors(

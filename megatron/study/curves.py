@@ -1,0 +1,52 @@
+"""Laws of loss curves from tables with a row per step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from megatron.laws.curve_law import CurveLaw, fit_curve_law
+from megatron.study.selection import read_positive
+from megatron.study.table import read_table
+
+LOSS = "loss"
+
+
+def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps: float) -> list[str]:
+    """Fit the curves of `fitted`, predict `others`, and return the text of both.
+
+    A table has columns step, lr and loss; of a curve to predict a loss may be missing, as of the
+    steps to come. Raises ValueError for other values, and the errors of `read_table`.
+    """
+    curves = []
+    for path in fitted:
+        table = read_table(path)
+        step, lr, loss = (read_positive(path, table, name) for name in ("step", "lr", LOSS))
+        curves.append((step, lr, loss))
+    law = fit_curve_law(curves, warmup_steps)
+    constants = ", ".join(f"{name} {value:.4g}" for name, value in law.params.items())
+    lines = [
+        f"{law.n_curves} curves: {constants}",
+        f"  mean absolute residual {law.residual:.5f} nats; constants of decays are held by a weak prior",
+    ]
+    return lines + [_describe_prediction(law, path, warmup_steps) for path in others]
+
+
+def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float) -> str:
+    table = read_table(path)
+    steps, rates = (read_positive(path, table, name) for name in ("step", "lr"))
+    predicted = law.predict(steps, rates, warmup_steps)
+    text = f"{path.name}: loss {predicted[-1]:.4f} at step {steps[-1]:.0f}"
+    measured = table.get(LOSS, pd.Series(np.nan, table.index)).to_numpy(float)
+    done = np.isfinite(measured)
+    if not done.any():
+        return text
+    # the curve's own level: what the law misses at the last tenth of the finished steps
+    last = np.flatnonzero(done)[-max(int(done.sum()) // 10, 1) :]
+    error = np.abs(predicted - measured)[done].mean()
+    text += f"; mean absolute error of {int(done.sum())} measured steps {error:.5f}"
+    if not done[-1]:
+        shift = float(np.mean(measured[last] - predicted[last]))
+        text += f"; {predicted[-1] + shift:.4f} if it stays {shift:+.4f} from the law, as now"
+    return text
