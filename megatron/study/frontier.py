@@ -184,10 +184,12 @@ def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
 
 def describe_reach(law: ComputeLaw | RecipeLaw) -> str:
     """Return how far forecasts reach, and what would take them further."""
-    reach = law.furthest_forecast() / law.C[1]
+    # two digits, as 2,100 or 9.4
+    reach = float(f"{law.furthest_forecast() / law.C[1]:.2g}")
+    times = f"{reach:,.0f}" if reach >= 10 else f"{reach:g}"
     return (
-        f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {reach:.2g} times the largest budget. One at C FLOPs "
-        f"needs runs at C / {reach:.2g} or more."
+        f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {times} times the largest budget. One at C FLOPs "
+        f"needs runs at C / {times} or more."
     )
 
 

@@ -103,9 +103,9 @@ def transition(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | 
 
 
 def drifting(C: np.ndarray | float, rng: np.random.Generator) -> np.ndarray | float:
-    """Return log L* whose slope starts at 0.055 and drifts by 0.012 per sqrt of log C, as a random walk."""
+    """Return log L* whose slope starts at 0.055 and drifts by 0.006 per sqrt of log C, as a random walk."""
     knots = np.linspace(-6, 2, 161)  # log(C / the largest budget)
-    slope = 0.055 + 0.012 * np.cumsum(rng.standard_normal(len(knots))) * math.sqrt(knots[1] - knots[0])
+    slope = 0.055 + 0.006 * np.cumsum(rng.standard_normal(len(knots))) * math.sqrt(knots[1] - knots[0])
     fallen = np.concatenate([[0.0], np.cumsum((slope[1:] + slope[:-1]) / 2) * (knots[1] - knots[0])])
     return 1.4 - np.interp(np.log(np.asarray(C) / BUDGETS[-1]), knots, fallen)
 
