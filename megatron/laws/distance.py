@@ -130,7 +130,8 @@ def score_ladders(
 
     Columns: source, ladder, factor, C, method, error = log(predicted / measured), inside, half_width and
     score of log L. The score is the interval score of Gneiting and Raftery (J. Am. Stat. Assoc. 102, 2007,
-    eq. 43): width + 40 times the distance of a point outside of its 95 % interval.
+    eq. 43): width + 40 times the distance of a point outside of its 95 % interval. Raises ValueError if
+    no ladder is long enough.
     """
     from pandas import DataFrame  # slow import
 
@@ -157,7 +158,12 @@ def score_ladders(
                 rows.append(DataFrame(columns).assign(**about))
     from pandas import concat  # slow import
 
-    return concat(rows, ignore_index=True) if rows else DataFrame()
+    if not rows:
+        raise ValueError(
+            f"ladders: got none with {MIN_POINTS} points over a factor of {MIN_SPAN:g} of compute below the "
+            "held-out part. Give ladders of more compute."
+        )
+    return concat(rows, ignore_index=True)
 
 
 def summarise_scores(scores: "DataFrame") -> "DataFrame":

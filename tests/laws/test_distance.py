@@ -116,6 +116,8 @@ def test_held_out_points_are_scored_at_their_distance_beside_both_baselines() ->
     assert of["power law", "a"] > 0.02
     table = summarise_scores(scores)
     assert len(table) == 6 and (table["n"] == [4, 4, 4, 4, 4, 4]).all() and (table["sources"] == 2).all()
+    with pytest.raises(ValueError, match="got none with 4 points"):
+        score_ladders([Ladder("a", "short", wide[:4], wide[:4])], BASELINES)
     outside = scores[~scores["inside"]]
     assert (outside["score"] > 2 * outside["half_width"]).all()
 
