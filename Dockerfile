@@ -22,9 +22,9 @@ ENV PATH=/opt/venv/bin:$PATH
 
 # before the code, so that a change of code leaves this layer alone
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY --chown=scaling:scaling requirements.txt requirements-quickstart.txt ./
+COPY --chown=scaling:scaling requirements.txt ./
 RUN python3 -m venv /opt/venv \
-    && pip install --no-cache-dir --index-url "$TORCH_INDEX" "$(sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)" \
+    && pip install --no-cache-dir --index-url "$TORCH_INDEX" "$(sed -n 's/^\(torch[<>=][^ ]*\).*/\1/p' requirements.txt)" \
     && pip install --no-cache-dir --requirement requirements.txt
 
 COPY --chown=scaling:scaling . .

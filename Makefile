@@ -18,8 +18,8 @@ READY := $(VENV)/ready
 PIP := python -m pip install --quiet --no-compile --disable-pip-version-check
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 # bounds: a torch that is there, for another CUDA or of another version, is kept
-BUILD := $(shell sed -n 's/^\(pybind11[^ ]*\)/\1/p; s/^\(setuptools[^ ]*\)/\1/p' requirements-quickstart.txt)
-TORCH := "$(shell sed -n 's/^\(torch[^ ]*\).*/\1/p' requirements-quickstart.txt)"
+BUILD := $(shell sed -n 's/^\(pybind11[^ ]*\)/\1/p; s/^\(setuptools[^ ]*\)/\1/p' requirements.txt)
+TORCH := "$(shell sed -n 's/^\(torch[<>=][^ ]*\).*/\1/p' requirements.txt)"
 
 .PHONY: .extension .packages quickstart test test-all bench-smoke bench-gpu-parity bench-gpu lint check docs help clean
 
@@ -83,7 +83,7 @@ check:
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/check_environment.py
 
 # reinstalled when the pins or the C++ sources change
-$(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
+$(QUICK): requirements.txt setup.py pyproject.toml $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $$($(PYTHON) --version) found, expected 3.11 or newer. Run make PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, os, sysconfig; \
@@ -104,7 +104,8 @@ $(QUICK): requirements-quickstart.txt setup.py pyproject.toml $(wildcard csrc/*)
 .packages:
 	command -v nvidia-smi rocm-smi >/dev/null || python -c 'import torch' 2>/dev/null || \
 		$(PIP) --retries 1 --timeout 20 --index-url $(TORCH_CPU) $(TORCH) || true
-	$(PIP) -r requirements-quickstart.txt
+	sed '/^# .make quickstart. installs/q' requirements.txt > $(VENV)/quickstart.txt
+	$(PIP) -r $(VENV)/quickstart.txt
 
 $(READY): $(QUICK) requirements.txt
 	$(PIP) -r requirements.txt

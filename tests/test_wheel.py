@@ -15,8 +15,6 @@ from packaging.requirements import Requirement
 
 from tests.conftest import run_process
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
-
 # the helper takes a minute to compile
 STUB = "#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_csrc, m) {}\n"
 SIZES = """
@@ -95,7 +93,7 @@ def test_every_pin_of_development_is_within_the_bounds_of_an_extra(root: Path) -
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     texts = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
     bounds = {entry.name.lower(): entry for entry in map(Requirement, texts)}
-    text = "".join((root / name).read_text() for name in REQUIREMENTS)
+    text = (root / "requirements.txt").read_text()
     pins = re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)
     base = [*project["dependencies"], *project["optional-dependencies"]["laws"]]
     assert "torch" not in {Requirement(text).name for text in base}  # laws are installed without it

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 PYTHONS = ((3, 11), (3, 14))  # first supported version, first unsupported one
 TRAINING = ("torch", "numpy", "omegaconf")  # imported by tools/pretrain.py
 WAIT_S = 120  # for one external program; importing torch from a network disk is slow
@@ -129,7 +128,8 @@ def extension_rows() -> Iterator[Row]:
 
 def read_requirements() -> list[tuple[str, str, str]]:
     """Return (library, pinned version, purpose) of the requirements; without a checkout, for training."""
-    text = "".join((ROOT / name).read_text() for name in REQUIREMENTS if (ROOT / name).is_file())
+    path = ROOT / "requirements.txt"
+    text = path.read_text() if path.is_file() else ""
     # "numpy==2.4.6  # arrays" -> ("numpy", "2.4.6", "arrays")
     rows = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)\s*(?:# (.*))?$", text, re.MULTILINE)
     return rows or [(library, "", "training") for library in TRAINING]

@@ -16,8 +16,6 @@ from megatron.text.local_text import MAX_BYTES, MIN_BYTES, PACKAGES, read_local_
 from tests.datasets import write_texts
 from tests.tool_modules import Cli
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
-
 LIMITS = CorpusLimits(10**6)
 
 
@@ -160,5 +158,5 @@ def test_the_standard_library_excludes_tests_build_settings_and_packages(tmp_pat
 
 
 def test_the_packages_are_in_the_requirements(root: Path) -> None:
-    text = "".join((root / name).read_text() for name in REQUIREMENTS)
+    text = (root / "requirements.txt").read_text()
     assert set(PACKAGES) <= set(re.findall(r"^([\w-]+)[=>]=", text, re.MULTILINE))

@@ -13,7 +13,6 @@ import megatron
 from tests.conftest import run_process
 from tests.tool_modules import Cli, load_tool
 
-REQUIREMENTS = ("requirements-quickstart.txt", "requirements.txt")
 TWO_GPUS = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15\n" * 2
 # a build for the CPU, which is imported at once
 CPU_TORCH = """
@@ -114,7 +113,7 @@ def test_a_torch_that_cannot_be_imported_is_fatal_and_its_last_error_line_is_sho
 
 def test_what_it_requires_is_what_training_imports(root: Path) -> None:
     done = run_process([sys.executable, "-c", IMPORTED], PYTHONPATH=str(root))
-    text = "".join((root / name).read_text() for name in REQUIREMENTS)
+    text = (root / "requirements.txt").read_text()
     pinned = set(re.findall(r"^([\w.-]+)[=>]=", text, re.MULTILINE))  # torch has bounds
     required = load_tool(root / "tools" / "check_environment.py").TRAINING
     assert pinned & set(done.stdout.split()) == set(required)
