@@ -349,8 +349,8 @@ def run_predict(args: argparse.Namespace) -> int:
 
 def check_prediction(args: argparse.Namespace) -> None:
     """Exit with status 2 for arguments that do not go together."""
-    if args.json and (args.list or args.seal is not None):
-        args.refuse("--json prints a prediction; omit it with --list and --seal")
+    if (args.json or args.plot) and (args.list or args.seal is not None):
+        args.refuse("--json and --plot show a prediction; omit them with --list and --seal")
     if args.list:
         return
     if args.law is None:

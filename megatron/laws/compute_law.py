@@ -70,7 +70,7 @@ class Optimum:
     @property
     def half_width(self) -> float:
         """Half-width of log L of one new run; above MAX_HALF_WIDTH this is no forecast."""
-        return math.log(self.predictive[1] / self.predictive[0]) / 2
+        return log_half_width(self.predictive)
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,11 @@ class ComputeLaw:
         theta = self._theta_vector()
         form = log_loss(theta, np.array([edge]), theta[3] + theta[4] * np.array([edge]))
         return float(form[0]) - self._trend.quantile(edge, 0.5, noisy=False)
+
+
+def log_half_width(ends: tuple[float, float]) -> float:
+    """Return half the width of an interval of a loss, in log L."""
+    return math.log(ends[1] / ends[0]) / 2
 
 
 def find_furthest(largest: float, is_forecast: Callable[[float], bool]) -> float:

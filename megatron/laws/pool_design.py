@@ -35,7 +35,8 @@ MAX_RUNS = 150
 class PoolChoice:
     """Rows of the pool in the order of their choice, their cost, and the mean error at the targets.
 
-    error_before, error_after   standard deviations of log(L - E) by the design's prior
+    error_before, error_after   standard deviations of log(L - E) by the design's prior, by the finished
+                                runs, and by the chosen ones too
     """
 
     rows: np.ndarray
@@ -77,8 +78,7 @@ def choose_from_pool(
     is_done = np.zeros(len(z), bool) if done is None else np.asarray(done, dtype=bool)
     # covariances of targets with runs [m, n], and variances, given what was chosen so far
     between, at_runs = _covariance(z_targets, z), _variance(z)
-    at_targets = _variance(z_targets)
-    before, columns = at_targets.copy(), np.zeros((0, len(z)))
+    at_targets, columns = _variance(z_targets), np.zeros((0, len(z)))
 
     def add(i: int) -> None:
         nonlocal between, at_runs, at_targets, columns
@@ -91,6 +91,7 @@ def choose_from_pool(
 
     for row in np.flatnonzero(is_done).tolist():
         add(row)
+    before = at_targets
     chosen: list[int] = []
     is_free, spent = ~is_done, 0.0
     while len(chosen) < n_runs and (is_open := is_free & (spent + price <= budget)).any():

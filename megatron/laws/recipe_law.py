@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from megatron.io import write_json
 from megatron.laws.columns import takes_data_frame, validate_columns
-from megatron.laws.compute_law import LEVEL, MAX_HALF_WIDTH, find_furthest
+from megatron.laws.compute_law import LEVEL, MAX_HALF_WIDTH, find_furthest, log_half_width
 from megatron.laws.fitting.compute_trend import ComputeTrend, fit_trend
 from megatron.laws.law_file import convert_fields, load_law, require
 
@@ -39,7 +39,7 @@ class RecipePrediction:
     @property
     def half_width(self) -> float:
         """Half-width of log L of one new run; above MAX_HALF_WIDTH this is no forecast."""
-        return math.log(self.predictive[1] / self.predictive[0]) / 2
+        return log_half_width(self.predictive)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,14 @@ class RecipeLaw:
 def fit_recipe_law(C: ArrayLike, L: ArrayLike, runs: Sequence[str] = ()) -> RecipeLaw:
     """Fit points of one recipe: C FLOPs and L nats per token, each [n].
 
-    Raises ValueError for fewer than MIN_POINTS different C, or values that are not positive.
+    Raises ValueError for fewer than MIN_POINTS different C, values that are not positive, or losses
+    that do not fall.
     """
     C, L = validate_columns(C=C, L=L)
     if len(np.unique(C)) < MIN_POINTS:
         raise ValueError(f"recipe: got {len(np.unique(C))} different C, expected {MIN_POINTS} or more")
+    # equal losses have a slope of rounding errors
+    if np.polyfit(np.log(C), np.log(L), 1)[0] > -1e-9:
+        raise ValueError("recipe: the losses do not fall with compute. Give tuned runs of one recipe.")
     trend = fit_trend(np.log(C), np.log(L))
     return RecipeLaw(trend=trend, C=(float(C.min()), float(C.max())), n_points=len(C), runs=list(runs))

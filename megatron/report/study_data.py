@@ -186,12 +186,20 @@ def read_study(study_dir: str | Path) -> Study:
     )
 
 
+def _is_by_context(score: Mapping[str, Any]) -> bool:
+    """Return whether a score has rows [least, most, loss] of numbers; files may be from a stranger."""
+    rows = score.get("loss_by_context")
+    if not isinstance(rows, list) or not rows:
+        return False
+    return all(isinstance(row, list) and len(row) == 3 and all(map(is_finite, row)) for row in rows)
+
+
 def _read_reading(folder: Path, done: pd.DataFrame, warnings: list[str]) -> dict[str, Any]:
     """Return what shows that a model uses its context, of the run of most compute that has it."""
     for _, run in done.sort_values("train_flops", ascending=False).iterrows():
         path = folder / run["path"]
         scores = [_read_json(file, warnings) for file in sorted(path.glob("validation/*/*.json"))]
-        by_context = [score["loss_by_context"] for score in scores if score.get("loss_by_context")]
+        by_context = [score["loss_by_context"] for score in scores if _is_by_context(score)]
         sample = _read_json(path / SAMPLE, warnings) if (path / SAMPLE).is_file() else {}
         sample = sample if sample.keys() >= {"prompt", "text", "temperature"} else {}
         if by_context or sample:

@@ -10,9 +10,16 @@ import numpy as np
 import pandas as pd
 
 from megatron.cli import format_table
-from megatron.laws.compute_law import LEVEL, MAX_HALF_WIDTH, ComputeLaw, fit_compute_law
+from megatron.laws.compute_law import (
+    FURTHEST,
+    LEVEL,
+    MAX_HALF_WIDTH,
+    ComputeLaw,
+    Optimum,
+    fit_compute_law,
+)
 from megatron.laws.isoflop import split_budgets
-from megatron.laws.recipe_law import RecipeLaw, fit_recipe_law
+from megatron.laws.recipe_law import RecipeLaw, RecipePrediction, fit_recipe_law
 from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
@@ -125,9 +132,8 @@ def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoin
     rows = []
     for C in compute or (law.C[1] * times for times in (1.0, *FAR)):
         at = law.predict(C)
-        remark = f"no forecast, +-{100 * at.half_width:.0f} %" if at.half_width > MAX_HALF_WIDTH else ""
         losses = (format_interval(ends, format_loss) for ends in (at.confidence, at.predictive))
-        rows.append((f"{C:.2e}", format_loss(at.loss), *losses, remark))
+        rows.append((f"{C:.2e}", format_loss(at.loss), *losses, _refuse(at) or ""))
     low, high = law.trend.floor_interval(LEVEL)
     head = ("C (FLOPs)", "L", "95 % confidence", "95 % of one new run", "")
     return [
@@ -148,12 +154,15 @@ def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]])
     rows = []
     for C, remark in compute:
         at = law.optimum(C)
-        if at.half_width > MAX_HALF_WIDTH:
-            remark = f"no forecast, +-{100 * at.half_width:.0f} %"
         sizes = (write_size(at.N), format_interval(at.N_interval, write_size), write_size(at.D))
         losses = (format_loss(at.loss), format_interval(at.predictive, format_loss))
-        rows.append((f"{at.C:.2e}", *sizes, *losses, remark))
+        rows.append((f"{at.C:.2e}", *sizes, *losses, _refuse(at) or remark))
     return "\n".join(line.rstrip() for line in format_table(HEAD, rows, ("",)))
+
+
+def _refuse(at: Optimum | RecipePrediction) -> str:
+    """Return a remark on an interval that is too wide for a forecast, else ""."""
+    return f"no forecast, +-{100 * at.half_width:.0f} %" if at.half_width > MAX_HALF_WIDTH else ""
 
 
 def choose_compute(law: ComputeLaw, C: np.ndarray, next_budget: float | None) -> list[tuple[float, str]]:
@@ -186,6 +195,10 @@ def describe_reach(law: ComputeLaw | RecipeLaw) -> str:
     """Return how far forecasts reach, and what would take them further."""
     # two digits, as 2,100 or 9.4
     reach = float(f"{law.furthest_forecast() / law.C[1]:.2g}")
+    if reach >= FURTHEST:
+        return (
+            f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {FURTHEST:,.0f} times the largest budget or more."
+        )
     times = f"{reach:,.0f}" if reach >= 10 else f"{reach:g}"
     return (
         f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {times} times the largest budget. One at C FLOPs "

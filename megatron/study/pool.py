@@ -8,7 +8,7 @@ import pandas as pd
 
 from megatron.cli import format_table
 from megatron.laws.pool_design import PoolChoice, choose_from_pool, predict_targets
-from megatron.study.selection import Columns, read_positive
+from megatron.study.selection import Columns, read_positive, require_column
 from megatron.study.table import read_table
 
 
@@ -31,7 +31,10 @@ def choose_runs(
     """
     pool, targets = map(read_table, paths)
     if losses_are_known:
+        require_column(paths[0], pool, Columns.L)
         pool = pool[np.isfinite(pool[Columns.L])].reset_index(drop=True)
+        if pool.empty:
+            raise ValueError(f"{paths[0]}: got no row with a {Columns.L}, expected the losses of all runs")
     values, at = (
         np.column_stack([read_positive(path, table, name) for name in axes])
         for path, table in zip(paths, (pool, targets), strict=True)
@@ -41,19 +44,20 @@ def choose_runs(
     price = read_positive(paths[0], pool, cost)
     choice = choose_from_pool(values, price, at, budget, done=done, n_runs=n_runs)
     chosen = pool.iloc[choice.rows]
-    text = _describe_choice(chosen[[*axes, cost]], choice, budget)
+    text = _describe_choice(chosen[[*axes, cost]], choice, budget, bool(done.any()))
     informed = choice.rows if losses_are_known else np.flatnonzero(done)
     if len(informed) > 1:
         text += "\n" + _describe_targets(values[informed], losses[informed], at, targets.get(Columns.L))
     return chosen, text
 
 
-def _describe_choice(chosen: pd.DataFrame, choice: PoolChoice, budget: float) -> str:
+def _describe_choice(chosen: pd.DataFrame, choice: PoolChoice, budget: float, has_finished: bool) -> str:
     cells = [[str(row + 1), *(f"{value:.4g}" for value in values)] for row, *values in chosen.itertuples()]
     lines = format_table(["row", *chosen], cells, ())
     lines.append(
         f"{len(chosen)} runs, cost {choice.cost:.3g} of {budget:.3g}; expected error of the reducible loss "
-        f"at the targets: {choice.error_before:.2g}, after these runs {choice.error_after:.2g}"
+        f"at the targets: {choice.error_after:.2g}"
+        + (f", without them {choice.error_before:.2g}" if has_finished else "")
     )
     return "\n".join(lines)
 

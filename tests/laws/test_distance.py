@@ -95,6 +95,12 @@ def test_a_recipe_law_is_saved_and_refuses_what_it_cannot_fit(tmp_path: Path) ->
         RecipeLaw.load(tmp_path / "recipe_law.json")
 
 
+def test_losses_that_do_not_fall_have_no_law() -> None:
+    for losses in ([3.0, 3.0, 3.0, 3.0], [3.0, 3.1, 3.2, 3.3]):
+        with pytest.raises(ValueError, match="do not fall with compute"):
+            fit_recipe_law([1e15, 2e15, 4e15, 8e15], losses)
+
+
 def test_the_envelope_falls_and_has_the_lowest_point_of_each_bin() -> None:
     compute = np.array([1.0, 1.2, 3.0, 9.0, 9.5, 40.0])
     losses = np.array([5.0, 4.8, 4.9, 4.0, 3.9, 3.0])

@@ -232,8 +232,13 @@ def test_the_page_shows_loss_by_position_and_text_of_the_largest_run(tmp_path: P
         path = folder / run["path"]
         scores = path / "validation" / "last"
         scores.mkdir(parents=True)
-        write_json(scores / "text.json", {"loss_by_context": [[1, 1, 4.0], [2, 3, 3.5]]})
+        losses = {"loss_by_context": [[1, 1, 4.0], [2, 3, 3.5]]}
+        write_json(scores / "text.json", losses)
         write_json(path / "sample.json", {"prompt": "<b>", "text": f" by {run['run']}", "temperature": 0.8})
+    # files of a stranger
+    for content in ([[1, 1]], [[1, 1, "x"]], "x", [None]):
+        write_json(scores / "a.json", {"loss_by_context": content})
+        assert read_study(folder).reading["loss_by_context"] == [losses["loss_by_context"]]
     study = read_study(folder)
     assert study.reading["run"] == runs.iloc[-1]["run"]
     (line,) = context_figure(study).chart.data

@@ -30,6 +30,8 @@ def test_runs_of_a_pool_are_chosen_for_targets(cli, tmp_path: Path) -> None:
     words = ("choose", tmp_path / "pool.csv", tmp_path / "targets.csv", "--axes", "n_params", "train_tokens")
     words += ("--cost", "cost", "--budget", 3e20, "--out", tmp_path / "runs.csv")
     output = cli(*words, "--score").output
+    unknown = ("choose", tmp_path / "targets.csv", *words[2:], "--score")
+    assert "no column 'loss'" in cli(*unknown, status=1).error
     chosen = pd.read_csv(tmp_path / "runs.csv")
     assert chosen["cost"].sum() <= 3e20 and f"{len(chosen)} runs, cost " in output
     assert "target 1: loss " in output

@@ -56,6 +56,7 @@ ROWS = [  # command, with {} for the folder of inputs; exit status; a part of th
     ("crossover {}/weak.json {}/weak.json --unique 1e8 -1", 2, "expected a number above 0"),
     ("predict chinchilla 1e9 2e10 --plot a.svg", 2, "got 'a.svg', expected a name that ends in .html"),
     ("sweep study.yaml --plot a.html", 2, "--plot requires --dry-run"),
+    ("predict --list --plot a.html", 2, "omit them with --list"),
     ("power-law {}/optima.csv --y-column N_op", 1, "no column 'N_op'; did you mean 'N_opt'?"),
     ("power-law {}/optima.csv --sigma-column se", 1, "no column 'se'"),
     ("power-law {}/optima.csv --predict -1", 2, "got '-1', expected a number above 0"),
