@@ -44,6 +44,7 @@ ADVICE = {  # constant that is not identified -> runs to add
     "beta": "add to each budget a size larger than the least loss's by a factor of 2 to 4.",
 }
 WIDTH = 100  # columns of a terminal
+CHECKED = 100.0  # times the largest budget, of the published runs in STUDY.md
 FAR = (10.0, 100.0)  # last rows of the table, times the largest fitted budget
 PLAN_SHARE, PLAN_RUNS = 0.5, 3  # runs to add: share of the FLOPs of the study so far, and number
 
@@ -193,17 +194,13 @@ def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
 
 def describe_reach(law: ComputeLaw | RecipeLaw) -> str:
     """Return how far forecasts reach, and what would take them further."""
-    # two digits, as 2,100 or 9.4
-    reach = float(f"{law.furthest_forecast() / law.C[1]:.2g}")
-    if reach >= FURTHEST:
-        return (
-            f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {FURTHEST:,.0f} times the largest budget or more."
-        )
+    # two digits, as 2,100 or 9.4; the search ends at FURTHEST
+    reach = min(float(f"{law.furthest_forecast() / law.C[1]:.2g}"), FURTHEST)
     times = f"{reach:,.0f}" if reach >= 10 else f"{reach:g}"
-    return (
-        f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {times} times the largest budget. One at C FLOPs "
-        f"needs runs at C / {times} or more."
-    )
+    start = f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {times} times the largest budget"
+    if reach > CHECKED:
+        return f"{start}; such intervals were checked on published runs to {CHECKED:g} times."
+    return f"{start}. One at C FLOPs needs runs at C / {times} or more."
 
 
 def _describe_noise(law: ComputeLaw) -> str:
