@@ -109,6 +109,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "evaluate": "evaluate_downstream",
         "generate": "generate_text",
         "compare": "laws",
+        "gain": "laws",
     },
     "fit": {
         "collect": "collect",

@@ -12,6 +12,7 @@
     scaling crossover law_autoregressive.json law_masked_diffusion.json --unique 1e8 1e9 1e10
     scaling crossover experiments/study_crossover_cpu --without '*masked*' '*drop*'
     scaling compare experiments/study RUN_A RUN_B
+    scaling gain experiments/optimizers '*-adamw-*' '*-muon-*'
 
 `python tools/laws.py ACTION ...` is the same. frontier --predict stores the forecast of a study's cell
 `size: best` before that run is trained; --check compares it with the result. crossover compares two laws at
@@ -22,7 +23,6 @@ per-document losses, if both have them (tools/validate.py --save-per-document).
 
 import argparse
 import contextlib
-import fnmatch
 import json
 import math
 from collections.abc import Sequence
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.io import replace_nonfinite
@@ -52,11 +51,11 @@ from megatron.laws.prediction_text import (
     list_warnings,
 )
 from megatron.report import plot_command
-from megatron.study import differences, forecast, frontier
+from megatron.study import differences, forecast, frontier, gain, sealing
 from megatron.study.curves import describe_curves
-from megatron.study.ladder import STUDY, read_study_plan
+from megatron.study.decision import decide, describe_decision, share
+from megatron.study.ladder import read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
-from megatron.study.sealing import seal_best, seal_runs, seal_text
 from megatron.study.selection import (
     Columns,
     Selection,
@@ -122,7 +121,7 @@ def run_frontier(args: argparse.Namespace) -> int:
     if is_study and (args.where or args.flops_by):
         raise ValueError("--where, --flops-by: got a study's directory, expected a table. Collect it first.")
     if args.check:
-        outcome = find_outcome(args.runs)
+        outcome = sealing.find_outcome(args.runs)
         print(f"check: {forecast.describe_outcome(outcome)}")
         return 1 if math.isnan(outcome["measured"]) else 0
     out = args.out or (args.runs if is_study else Path()) / frontier.COMPUTE_LAW
@@ -134,14 +133,14 @@ def run_frontier(args: argparse.Namespace) -> int:
     else:
         return run_recipe(args)
     law = frontier.fit_frontier(runs)
-    text = summarise_frontier(args, law, runs)
+    text = frontier.summarise_frontier(law, runs, args.runs, args.budgets or ())
     law.save(out)
     print(f"{shorten_path(out)}: {text}")
     if args.plot:
         plot_command.write_figure(args.plot, plot_command.plot_frontier(law, runs, args.budgets))
     if args.predict:
-        seal_best(args.runs)
-        outcome = find_outcome(args.runs)
+        sealing.seal_best(args.runs)
+        outcome = sealing.find_outcome(args.runs)
         print(f"forecast: {forecast.describe_outcome(outcome)}")
         if math.isnan(outcome["measured"]):
             print("next: rerun tools/sweep.py on this study to train this run")
@@ -158,28 +157,6 @@ def run_recipe(args: argparse.Namespace) -> int:
     if args.plot:
         plot_command.write_figure(args.plot, plot_command.plot_recipe(law, points, args.budgets))
     return 0
-
-
-def summarise_frontier(args: argparse.Namespace, law: ComputeLaw, runs: Selection) -> str:
-    """Return the table of optima with a heading and notes."""
-    budget = None
-    if (args.runs / STUDY).is_file() and (best := read_study_plan(args.runs / STUDY).best) is not None:
-        budget = best.flops[0]
-    compute = [(C, "") for C in args.budgets or ()] or frontier.choose_compute(law, runs.C, budget)
-    head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
-    table = frontier.format_frontier_table(law, compute)
-    return "\n".join([head, table, *frontier.describe_frontier(law, runs)])
-
-
-def find_outcome(study_dir: Path) -> pd.Series:
-    """Return the outcome of the forecast of one run. Raise ValueError without a forecast."""
-    forecasts = [sealed for sealed in forecast.read_forecasts(study_dir) if sealed.quantity == forecast.RUN]
-    if not forecasts:
-        raise ValueError(
-            f"{study_dir / forecast.FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
-            "--predict before training it."
-        )
-    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir)).iloc[0]
 
 
 def add_downstream(actions: Any) -> None:
@@ -335,8 +312,8 @@ def run_predict(args: argparse.Namespace) -> int:
         return 0
     if args.seal is not None:
         study = read_study_plan(args.seal)
-        forecasts = seal_runs(study, args.law, args.runs)
-        print_forecasts(forecasts, ".4f", " nats per token")
+        forecasts = sealing.seal_runs(study, args.law, args.runs)
+        print("\n".join(forecast.list_forecasts(forecasts, ".4f", " nats per token")))
         print(f"{study.directory / forecast.FORECASTS}: {len(forecasts)} sealed")
         return 0
     law, published = find_law(args.law)
@@ -364,17 +341,6 @@ def check_prediction(args: argparse.Namespace) -> None:
         args.refuse("--seal: the study defines N and D of its runs; omit them")
     if args.seal is None and not is_target:
         args.refuse("got no N and D and no --flops, expected one of the two")
-
-
-def print_forecasts(forecasts: Sequence[forecast.Forecast], digits: str, unit: str = "") -> None:
-    """Print a line with value, intervals and hash of each sealed forecast."""
-    for sealed in forecasts:
-        ends = ", ".join(
-            f"{100 * level:g} % [{low:{digits}}, {high:{digits}}]"
-            for level, (low, high) in zip(forecast.LEVELS, sealed.intervals, strict=True)
-        )
-        digest = sealed.sha256[:12]
-        print(f"{sealed.name}: {sealed.predicted:{digits}}{unit}; {ends}; sha256 {digest}")
 
 
 def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | None) -> None:
@@ -483,9 +449,12 @@ def run_crossover(args: argparse.Namespace) -> int:
     if args.without and (args.second is not None or args.seal is not None):
         args.refuse("--without requires a study or its table, and no --seal")
     if args.seal is not None:
-        print_forecasts(seal_text(args.first, args.seal), ".4g")
+        print("\n".join(forecast.list_forecasts(sealing.seal_text(args.first, args.seal), ".4g")))
     elif args.second is None:
-        measure_crossovers(args)
+        from megatron.study.measured import describe_study  # imports scipy, which --help does not need
+
+        table = read_table(args.first) if args.first.suffix == ".csv" else read_runs(args.first)
+        print("\n".join(describe_study(args.first, select_finished(table), args.without)))
     else:
         laws = [Law.load(args.first), Law.load(args.second)]
         result = crossover(*laws, args.unique)
@@ -494,32 +463,6 @@ def run_crossover(args: argparse.Namespace) -> int:
             words = f"C_crit {c:.4g} FLOPs{ends or ''}" if math.isfinite(c) else "no crossover"
             print(f"U {u:.3g} tokens: {words}")
     return 0
-
-
-def measure_crossovers(args: argparse.Namespace) -> None:
-    """Print the measured crossovers of a study or of its table; store them for a whole study."""
-    from megatron.study import measured  # imports scipy, which --help does not need
-
-    is_table = args.first.suffix == ".csv"
-    table = select_finished(read_table(args.first) if is_table else read_runs(args.first))
-    matches = [any(fnmatch.fnmatchcase(run, p) for p in args.without) for run in table["run"]]
-    compared = table[~(np.array(matches, bool) & (table["objective"] == measured.FIRST))]
-    if args.without and len(compared) == len(table):
-        raise ValueError(
-            f"--without: got {' '.join(args.without)}, which match no autoregressive run of {args.first}. "
-            "Quote patterns with *, and see the column run of table.csv."
-        )
-    if args.without:
-        print(f"without {len(table) - len(compared)} runs that match {' '.join(args.without)}")
-    crossovers, law = measured.measure_study(compared)
-    for at in crossovers:
-        print(measured.format_measured(at))
-    if law is not None:
-        # two crossings whose own noise is not bounded leave no degree of freedom
-        confidence = f"95 % confidence of the exponent {format_ends(law.interval, '.3g')}"
-        print(f"C_crit = {law.coefficient:.3g} U^{law.exponent:.3g}, {confidence}, {law.dof + 2} crossings")
-    if not args.without and not is_table:
-        print(f"{measured.write_crossover(args.first, crossovers, law)}: {len(crossovers)} texts")
 
 
 def add_compare(actions: Any) -> None:
@@ -532,6 +475,10 @@ def add_compare(actions: Any) -> None:
     best = "compare the lowest loss with the others, for each compute or each objective"
     add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)
     add("--law", type=Path, metavar="LAW.json", help="for a table: law whose scatter is the noise")
+    until = "decide, or name the next seed: a difference below this share of the loss is none, e.g. 0.5%%"
+    add("--until", type=share, metavar="SHARE", help=until)
+    paired = "--until: from differences of runs of equal seed, by their own scatter"
+    add("--paired", action="store_true", help=paired)
     add("--json", action="store_true", help="print JSON")
     plot_command.add_plot_option(parser)
 
@@ -547,10 +494,18 @@ def run_compare(args: argparse.Namespace) -> int:
         args.refuse("expected either RUN_A and RUN_B, or --best")
     table, laws = differences.read_compared(args.study, args.law)
     floors = differences.estimate_noise_floors(table, laws)
+    equivalent = None
     if args.best is None:
         a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
+        if args.until is not None:
+            result = decide(a, b, floors, args.until, args.paired)
+            print_json(asdict(result)) if args.json else print(describe_decision(result))
+            return 0
         paired = paired_error(args.study, a, b)
         groups = [[differences.compare_sides(a, b, floors, paired=paired)]]
+        if (args.study / frontier.COMPUTE_LAW).is_file():
+            law = ComputeLaw.load(args.study / frontier.COMPUTE_LAW)
+            equivalent = gain.cell_gain(law, a, b, groups[0][0])
     else:
         groups = differences.compare_best(table, floors, args.best)
     if not groups:
@@ -562,12 +517,15 @@ def run_compare(args: argparse.Namespace) -> int:
         plot_command.write_figure(args.plot, plot_command.plot_differences(compared))
     if args.json:
         noise = {name: asdict(floor) for name, floor in floors.items()}
-        print_json({"noise_floor": noise, "differences": [asdict(at) for at in compared]})
+        record = {"noise_floor": noise, "differences": [asdict(at) for at in compared]}
+        print_json(record | ({"gain": asdict(equivalent)} if equivalent else {}))
         return 0
     for name, floor in floors.items():
         print(describe_floor(name, floor))
     for group in groups:
         print(f"\n{format_text_table(group)}\n{describe_difference(group[0])}")
+    if equivalent is not None:
+        print(gain.describe_cell_gain(equivalent))
     return 0
 
 
@@ -594,12 +552,50 @@ def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tupl
     return None
 
 
+def add_gain(actions: Any) -> None:
+    """Add the action gain."""
+    parser = add_action(actions, "gain", run_gain)
+    add = parser.add_argument
+    add("study", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study or a table of its runs")
+    ladder = "pattern of run names of recipe %s; PATTERN:COLUMN takes another loss, such as *:loss_ema"
+    add("a", metavar="A", help=ladder % "A")
+    add("b", metavar="B", help=ladder % "B")
+    by = "what grows: train_flops, or train_tokens of one size"
+    add("--by", choices=gain.UNITS, default=gain.COMPUTE, help=f"{by} (default %(default)s)")
+    add(
+        "--at",
+        type=positive_float,
+        nargs="+",
+        metavar="C",
+        help="compute of A to list; default: five in range",
+    )
+    add("--json", action="store_true", help="print JSON")
+    plot_command.add_plot_option(parser)
+
+
+def run_gain(args: argparse.Namespace) -> int:
+    """Find the share of recipe A's compute that recipe B needs for the same loss, from two ladders.
+
+    scaling gain experiments/optimizers '*-adamw-*' '*-muon-*'
+    """
+    table, _ = differences.read_compared(args.study, None)
+    fitted = gain.compare_ladders(table, args.a, args.b, args.by)
+    gains = gain.list_gains(fitted, args.at)
+    if args.plot:
+        plot_command.write_figure(args.plot, plot_command.plot_gain(fitted, args.by))
+    if args.json:
+        print_json(gain.record_gain(fitted, gains))
+    else:
+        print(gain.describe_gain(fitted, gains, args.a, args.b, args.by))
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
-    adders = (add_frontier, add_downstream, add_power_law, add_predict, add_curve, add_crossover, add_compare)
-    for add in adders:
+    fits = (add_frontier, add_downstream, add_power_law, add_predict, add_curve, add_crossover)
+    for add in (*fits, add_compare, add_gain):
         add(actions)
     return parser
 

@@ -46,6 +46,7 @@ MIN_RUNS, MIN_BUDGETS, MIN_SIZES = len(CONSTANTS) + 3, 4, 3
 MAX_HALF_WIDTH = 0.1  # of the 95 % interval of a new run's log loss; a wider one is no forecast
 FURTHEST = 1e5  # times the largest budget, of the search for the furthest forecast
 LEVEL = 0.95
+SLOPE_STEP = 0.05  # in log C, of the frontier's slope
 EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest fitted one
 
 
@@ -171,6 +172,17 @@ class ComputeLaw:
             (self.tokens_of(ends[1], C), self.tokens_of(ends[0], C)),
             *(self._loss_interval(N, C, level, noisy) for noisy in (False, True)),
         )  # fmt: skip
+
+    def slope(self, C: float) -> tuple[float, float]:
+        """Return d log L* / d log C at C FLOPs, clipped to the fitted budgets, and its standard error."""
+        x = float(self._centred_log_compute(np.clip(C, *self.C)))
+        theta, ends = self._theta_vector(), np.array([x - SLOPE_STEP, x + SLOPE_STEP])
+        best = theta[3] + theta[4] * ends
+        low, high = log_loss(theta, ends, best)
+        # the loss is flat in log N at the best size, so the shift of that size with theta[3:5] has no part
+        gradient = np.diff(log_loss_slopes(theta, ends, best), axis=0)[0] / (2 * SLOPE_STEP)
+        variance = float(gradient @ np.array(self.covariance, dtype=float) @ gradient)
+        return float(high - low) / (2 * SLOPE_STEP), math.sqrt(max(variance, 0.0))
 
     def furthest_forecast(self, half_width: float = MAX_HALF_WIDTH) -> float:
         """Return the largest C, FLOPs, whose interval of one new run has no larger half-width in log L."""
@@ -359,6 +371,36 @@ def _fit_beyond(
     noise        standard deviation of log L of one run, and its degrees of freedom
     correlation  [n, n] of the noise; None: it is independent
     """
+    unit = covariance / max(noise[0], 1e-300) ** 2
+    at, level, relative = _average_budgets(theta, unit, x, log_n, y, correlation)
+    return fit_trend(at, level, relative, (noise[0], float(noise[1])))
+
+
+def frontier_levels(
+    law: ComputeLaw, N: ArrayLike, C: ArrayLike, L: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return log C and log L of the best size at each budget [b], from the n runs that the law was fitted to.
+
+    The third array [b, b] is the covariance of log L in units of the variance of one run.
+    """
+    theta = np.array([law.params[name] for name in CONSTANTS])
+    N, C, L = validate_columns(N=N, C=C, L=L)
+    covariance = np.array(law.covariance) / max(law.spread, 1e-300) ** 2
+    x, level, relative = _average_budgets(
+        theta, covariance, np.log(C / law.centre), np.log(N), np.log(L), None
+    )
+    return x + math.log(law.centre), level, relative
+
+
+def _average_budgets(
+    theta: np.ndarray,
+    covariance: np.ndarray,
+    x: np.ndarray,
+    log_n: np.ndarray,
+    y: np.ndarray,
+    correlation: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return centred log C, log L at the best size and its relative covariance, for each budget."""
     best = theta[3] + theta[4] * x
     level = y - log_loss(theta, x, log_n) + log_loss(theta, x, best)
     budgets = split_budgets(np.exp(x))
@@ -368,8 +410,7 @@ def _fit_beyond(
     # an error of the shape around the best size moves the levels, unless sizes are on both sides of it
     shape = average @ (log_loss_slopes(theta, x, log_n) - log_loss_slopes(theta, x, best))[:, 3:]
     spread = average @ (np.eye(len(x)) if correlation is None else correlation) @ average.T
-    relative = spread + shape @ covariance[3:, 3:] @ shape.T / noise[0] ** 2
-    return fit_trend(average @ x, average @ level, relative, (noise[0], float(noise[1])))
+    return average @ x, average @ level, spread + shape @ covariance[3:, 3:] @ shape.T
 
 
 def _find_not_identified(

@@ -63,7 +63,7 @@ class PowerLaw:
         return self.evaluate(x), self.evaluate(x) * np.exp(-half), self.evaluate(x) * np.exp(half)
 
 
-def interval_quantile(level: float, dof: int) -> float:
+def interval_quantile(level: float, dof: float) -> float:
     """Return the half-width of a two-sided interval in standard deviations: t, or normal for dof = 0."""
     from scipy.special import ndtri, stdtrit  # slow import
 

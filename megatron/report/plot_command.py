@@ -10,6 +10,7 @@ import numpy as np
 
 from megatron.io import write_atomic
 from megatron.laws.compute_law import ComputeLaw
+from megatron.laws.equivalent_gain import EquivalentGain
 from megatron.laws.law import Law
 from megatron.laws.prediction import OptimumPrediction, Prediction
 from megatron.laws.recipe_law import RecipeLaw
@@ -17,6 +18,8 @@ from megatron.report.plot import (
     ACCENT,
     INK,
     Chart,
+    add_band,
+    add_line,
     add_points,
     flops_axis,
     log_axis,
@@ -26,6 +29,7 @@ from megatron.report.plot import (
 )
 from megatron.study.differences import Difference
 from megatron.study.format import format_duration
+from megatron.study.gain import UNITS
 from megatron.study.ladder import PlannedRun
 from megatron.study.price import Speed
 from megatron.study.selection import RecipePoints, Selection
@@ -108,6 +112,24 @@ def plot_differences(differences: Sequence[Difference]) -> Chart:
     chart.update_layout(xaxis={"title": {"text": "nats per token"}})
     caption = "Left of 0: the first one is better. Bars: 95 % intervals; none: not known."
     return _describe(chart, "Differences of the held-out loss", caption)
+
+
+def plot_gain(gain: EquivalentGain, by: str) -> Chart:
+    """Return the share of A's compute that B needs over compute, with its 95 % interval."""
+    C = np.geomspace(*gain.C, 40)
+    gains = [gain.at(c) for c in C]
+    chart = make_chart()
+    low, high = np.array([at.interval for at in gains]).T
+    add_band(chart, C, low, high, "95 % confidence")
+    add_line(chart, C, [at.ratio for at in gains], "B needs", ACCENT, "B needs")
+    chart.add_hline(y=1, line={"color": INK, "width": 1})
+    axis = {"title": {"text": f"share of A's {UNITS[by]}"}}
+    chart.update_layout(xaxis=log_axis(f"{UNITS[by]} of A", C), yaxis=axis, showlegend=False)
+    return _describe(
+        chart,
+        f"{UNITS[by]} that B needs for the loss of A".capitalize(),
+        "Below 1: B is better. Band: 95 % interval.",
+    )
 
 
 def _describe(chart: Chart, title: str, caption: str) -> Chart:

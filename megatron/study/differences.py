@@ -300,7 +300,7 @@ def compare_sides(
     undecided = Difference(
         a=a.name, b=b.name, n_a=a.n_seeds, n_b=b.n_seeds, loss_a=a.loss, loss_b=b.loss,
         difference=a.loss - b.loss, relative=math.expm1(ratio), verdict="undecided",
-        n_comparisons=n_comparisons, reason=_explain_missing_interval(a, b, floors),
+        n_comparisons=n_comparisons, reason=explain_missing_interval(a, b, floors),
     )  # fmt: skip
     if undecided.reason:
         return undecided
@@ -337,7 +337,7 @@ def compare_sides(
     )
 
 
-def _explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
+def explain_missing_interval(a: Side, b: Side, floors: Mapping[str, NoiseFloor]) -> str:
     """Return why there is no interval, and the runs that would give one; empty if there is one."""
     n_tokens = [side.runs["n_tokens_scored"].max() for side in (a, b)]
     if min(n_tokens) < max(n_tokens):  # false for NaN, unknown

@@ -263,6 +263,19 @@ def _find_order(sha256: str, runs: pd.DataFrame, seals: Mapping[str, list[str] |
     return "unknown" if None in records else "before"
 
 
+def list_forecasts(forecasts: Sequence[Forecast], digits: str, unit: str = "") -> list[str]:
+    """Return a line with value, intervals and hash of each sealed forecast."""
+    lines = []
+    for sealed in forecasts:
+        ends = ", ".join(
+            f"{100 * level:g} % [{low:{digits}}, {high:{digits}}]"
+            for level, (low, high) in zip(LEVELS, sealed.intervals, strict=True)
+        )
+        value = f"{sealed.predicted:{digits}}{unit}"
+        lines.append(f"{sealed.name}: {value}; {ends}; sha256 {sealed.sha256[:12]}")
+    return lines
+
+
 def describe_outcome(outcome: pd.Series) -> str:
     """Return a row of `score_forecasts` of a run in one line."""
     write = format_count if outcome["quantity"] == CROSSING else format_loss

@@ -175,6 +175,21 @@ def choose_compute(law: ComputeLaw, C: np.ndarray, next_budget: float | None) ->
     return sorted([*rows, *((times * law.C[1], f"{times:g} times") for times in FAR)])
 
 
+def summarise_frontier(law: ComputeLaw, runs: Selection, path: Path, budgets: Sequence[float] = ()) -> str:
+    """Return the table of optima with a heading and notes.
+
+    path     the study's folder, whose cell `size: best` is listed too, or a table
+    budgets  C to list, FLOPs; none: those of the runs, and of the forecast
+    """
+    budget = None
+    if (path / STUDY).is_file() and (best := read_study_plan(path / STUDY).best) is not None:
+        budget = best.flops[0]
+    assert runs.C is not None, "runs of a frontier"
+    compute = [(C, "") for C in budgets] or choose_compute(law, runs.C, budget)
+    head = f"{law.n_runs} runs at {law.n_budgets} budgets, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs"
+    return "\n".join([head, format_frontier_table(law, compute), *describe_frontier(law, runs)])
+
+
 def describe_frontier(law: ComputeLaw, runs: Selection) -> list[str]:
     """Return lines on exponent, scatter, lack of fit, constants not identified, and runs to add."""
     low, high = law.interval("size_exponent")

@@ -1,11 +1,13 @@
 """The measured crossover of a study: settings of finished runs by unique text, and the comparison on each."""
 
+import fnmatch
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from megatron.io import replace_nonfinite, write_json
@@ -17,6 +19,7 @@ from megatron.laws.measured_crossover import (
     measure_crossover,
 )
 from megatron.laws.power_law import PowerLaw
+from megatron.laws.prediction_text import format_ends
 from megatron.study.format import OBJECTIVE_NAMES, format_count
 
 CROSSOVER = "crossover.json"
@@ -103,3 +106,30 @@ def format_measured(at: MeasuredCrossover) -> str:
         low, high = ("not bounded" if end is None else f"{end:.3g}" for end in at.interval)
         text += f" ({low} to {high})"
     return text
+
+
+def describe_study(path: Path, table: pd.DataFrame, without: Sequence[str] = ()) -> list[str]:
+    """Return the measured crossovers of finished runs as lines; store those of a whole study.
+
+    path     the study's folder, or a table.csv
+    without  patterns of names of autoregressive runs to leave out
+
+    Raises ValueError for a pattern that matches nothing.
+    """
+    matches = [any(fnmatch.fnmatchcase(run, p) for p in without) for run in table["run"]]
+    compared = table[~(np.array(matches, bool) & (table["objective"] == FIRST))]
+    if without and len(compared) == len(table):
+        raise ValueError(
+            f"--without: got {' '.join(without)}, which match no autoregressive run of {path}. "
+            "Quote patterns with *, and see the column run of table.csv."
+        )
+    lines = [f"without {len(table) - len(compared)} runs that match {' '.join(without)}"] if without else []
+    crossovers, law = measure_study(compared)
+    lines += map(format_measured, crossovers)
+    if law is not None:
+        # two crossings whose own noise is not bounded leave no degree of freedom
+        ends = f"95 % confidence of the exponent {format_ends(law.interval, '.3g')}"
+        lines.append(f"C_crit = {law.coefficient:.3g} U^{law.exponent:.3g}, {ends}, {law.dof + 2} crossings")
+    if not without and path.suffix != ".csv":
+        lines.append(f"{write_crossover(path, crossovers, law)}: {len(crossovers)} texts")
+    return lines

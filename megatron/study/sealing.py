@@ -236,3 +236,14 @@ def _predict_by_power(
     intervals = tuple(map(tuple, ends[:, 1:].tolist()))
     about |= {"quantity": quantity, "objective": objective, "identity": ""}
     return forecast.make_forecast(name=name, predicted=float(ends[0, 0]), intervals=intervals, **about)
+
+
+def find_outcome(study_dir: Path) -> pd.Series:
+    """Return the outcome of the newest forecast of one run. Raise ValueError without a forecast."""
+    forecasts = [sealed for sealed in forecast.read_forecasts(study_dir) if sealed.quantity == forecast.RUN]
+    if not forecasts:
+        raise ValueError(
+            f"{study_dir / forecast.FORECASTS}: got no forecast of a run. Run scaling frontier {study_dir} "
+            "--predict before training it."
+        )
+    return forecast.score_forecasts(forecasts[-1:], read_runs(study_dir)).iloc[0]

@@ -1,0 +1,121 @@
+"""Sequential comparison of two cells: a decision after any number of seeds, or the next seed to train.
+
+The interval of the difference holds at every look (megatron/laws/anytime.py), so that it may be
+printed after each run and the comparison may stop at the first decision.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.laws.anytime import anytime_half_width
+from megatron.study.differences import LEVEL, NoiseFloor, Side, explain_missing_interval
+from megatron.study.format import format_digits, format_interval, format_plural
+
+EQUAL = "equal"
+MAX_LOG = 100.0  # half-width in log L from which an interval counts as unbounded
+
+
+@dataclass(frozen=True)
+class Decision:
+    """State of a comparison A minus B after the seeds so far.
+
+    relative, interval  L_a / L_b - 1, and its interval at all looks; up to infinity with too few seeds
+    share               difference, relative to the loss, below which the two count as equal
+    verdict             A is "better" or "worse" than B, "equal", or "undecided"
+    next_run, next_seed  cell and seed to train next if undecided
+    """
+
+    a: str
+    b: str
+    n_a: int
+    n_b: int
+    relative: float
+    interval: tuple[float, float]
+    share: float
+    paired: bool
+    verdict: str
+    next_run: str | None
+    next_seed: int | None
+
+
+def share(word: str) -> float:
+    """Parse a share such as 0.5% or 0.005 (an argparse type)."""
+    try:
+        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"got '{word}', expected a share of the loss such as 0.5%")
+    return value
+
+
+def decide(
+    a: Side, b: Side, floors: Mapping[str, NoiseFloor], share: float, paired: bool = False
+) -> Decision:
+    """Compare two cells so far, with the noise floor of their objective.
+
+    share   stop as "equal" where the whole interval is within this share of the loss
+    paired  use the differences of runs of equal seed, which share data order and initial
+            weights, and their own scatter
+
+    Raises ValueError for two objectives, without a noise floor, or without pairs.
+    """
+    if a.objective != b.objective:
+        raise ValueError(f"--until: got runs of {a.objective} and {b.objective}, expected one objective.")
+    if paired:
+        mean, sigma, dof, n = _pair(a, b)
+    else:
+        if reason := explain_missing_interval(a, b, floors):
+            raise ValueError(f"--until: {reason}")
+        floor = floors[a.objective]
+        mean, sigma, dof = a.log_loss - b.log_loss, floor.sigma, floor.dof
+        n = 1 / (1 / a.n_seeds + 1 / b.n_seeds)
+    half = anytime_half_width(sigma, dof, n, LEVEL)
+    ends = (math.expm1(mean - half), math.expm1(mean + half) if half < MAX_LOG else math.inf)
+    verdict = "undecided"
+    if ends[0] > 0 or ends[1] < 0:
+        verdict = "better" if ends[1] < 0 else "worse"
+    elif -share < ends[0] and ends[1] < share:
+        verdict = EQUAL
+    name, seed = _choose_next(a, b) if verdict == "undecided" else (None, None)
+    return Decision(
+        a.name, b.name, a.n_seeds, b.n_seeds, math.expm1(mean), ends, share, paired, verdict, name, seed
+    )
+
+
+def _pair(a: Side, b: Side) -> tuple[float, float, float, float]:
+    """Return mean and standard deviation of log L_a - log L_b over pairs, degrees of freedom and pairs."""
+    losses = [side.runs.set_index("seed")["loss"].astype(float) for side in (a, b)]
+    common = sorted(set(losses[0].index) & set(losses[1].index))
+    if not common:
+        raise ValueError(f"--paired: {a.name} and {b.name} share no seed, expected one or more.")
+    steps = np.log(losses[0][common].to_numpy()) - np.log(losses[1][common].to_numpy())
+    sigma = float(steps.std(ddof=1)) if len(steps) > 1 else 0.0
+    return float(steps.mean()), sigma, len(steps) - 1.0, float(len(steps))
+
+
+def _choose_next(a: Side, b: Side) -> tuple[str, int]:
+    """Return cell and seed to train next: a seed that the other cell has, else a new one."""
+    seeds = {side.name: {int(seed) for seed in side.runs["seed"]} for side in (a, b)}
+    fewer, more = sorted((a, b), key=lambda side: side.n_seeds)
+    missing = sorted(seeds[more.name] - seeds[fewer.name])
+    return fewer.name, missing[0] if missing else max(seeds[fewer.name] | seeds[more.name]) + 1
+
+
+def describe_decision(decision: Decision) -> str:
+    """Return a decision as sentences."""
+    ends = [100 * end for end in decision.interval]
+    inside = format_interval(ends, lambda end: format_digits(end, 2))
+    seeds = f"{format_plural(decision.n_a, 'seed')} and {decision.n_b}{', paired' * decision.paired}"
+    basis = f"{seeds}; {100 * LEVEL:g} % at every look: {inside or 'not bounded yet'}"
+    size = f"{decision.a} minus {decision.b}: {format_digits(100 * decision.relative, 2)} % of the loss"
+    size = f"{size} ({basis})."
+    if decision.verdict == EQUAL:
+        return f"{size}\nDecided: they differ by less than {100 * decision.share:g} %."
+    if decision.verdict != "undecided":
+        return f"{size}\nDecided: {decision.a} is {decision.verdict}."
+    return f"{size}\nNot decided. Next: train {decision.next_run} with seed {decision.next_seed}."
