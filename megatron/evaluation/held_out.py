@@ -23,7 +23,7 @@ from megatron.log import get_logger
 from megatron.objective.masked_diffusion import MaskedDiffusion
 from megatron.parallel.collectives import barrier
 from megatron.parallel.world import World
-from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_corpora
+from megatron.plan.datapaths import SUFFIX, WeightedCorpus, read_held_out_corpora
 from megatron.plan.run_dir import TENSORBOARD
 from megatron.tokenizer.kinds import Tokenizer
 
@@ -137,7 +137,7 @@ def score_held_out(
     """
     weights = read_weights(model, tokenizer)
     scoring = scoring.resolve(weights)
-    corpora = read_corpora(scoring.data)
+    corpora = read_held_out_corpora(scoring.data)
     opened = {corpus: open_dataset(corpus.prefix) for corpus in corpora}
     mismatched = corpus_tokenizer.find_mismatches(opened, weights, scoring.allow_other_tokenizer, world)
     label = scoring.label(corpora)

@@ -166,6 +166,21 @@ def ladder_of_frontier(N: ArrayLike, D: ArrayLike, L: ArrayLike, C: ArrayLike) -
     return Ladder(x, y, relative, law.spread**2, law.dof)
 
 
+def _choose_degree(a: Ladder, b: Ladder) -> int:
+    """Return 2 for a parabola, 1 for a line. Raises ValueError for fewer runs or budgets than constants."""
+    n_budgets = min(len(split_budgets(np.exp(ladder.x))) for ladder in (a, b))
+    if n_budgets < 2:
+        raise ValueError("gain: got a recipe with one budget, expected two of each. Compare two cells.")
+    n_runs = len(a.x) + len(b.x)
+    # the curve has degree + 1 constants, the ratio two
+    dof = n_runs + a.dof + b.dof - 4
+    if n_budgets >= MIN_FOR_CURVATURE and dof - 1 >= MIN_DOF:
+        return 2
+    if dof < 1:
+        raise ValueError(f"gain: got {n_runs} runs for 4 constants. Train more seeds or budgets.")
+    return 1
+
+
 def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     """Fit the share of compute that B needs, from two ladders.
 
@@ -176,17 +191,8 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
 
     x, y = np.concatenate([a.x, b.x]), np.concatenate([a.y, b.y])
     is_b = np.arange(len(x)) >= len(a.x)
-    n_budgets = min(len(split_budgets(np.exp(ladder.x))) for ladder in (a, b))
-    if n_budgets < 2:
-        raise ValueError(
-            "gain: got a recipe with one budget, expected two or more of each. Compare two cells."
-        )
-    is_curved = n_budgets >= MIN_FOR_CURVATURE and len(x) - 5 + a.dof + b.dof >= MIN_DOF
-    degree = 2 if is_curved else 1
-    n_free = degree + 3
-    if len(x) - n_free + a.dof + b.dof < 1:
-        raise ValueError(f"gain: got {len(x)} runs for {n_free} constants. Train more seeds or budgets.")
-    centre = float(x.mean())
+    degree = _choose_degree(a, b)
+    centre, n_free = float(x.mean()), degree + 3
     low, high = max(a.x.min(), b.x.min()), min(a.x.max(), b.x.max())
     if high - low < SAME_COMPUTE:
         raise ValueError("gain: got ladders without common compute. Train both at the same budgets.")

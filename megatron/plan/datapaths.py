@@ -17,14 +17,19 @@ SUFFIX = ".txt"
 QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+/[0-9]+")
 FULL_WEIGHT = Fraction(1)
+UNIQUE = " unique="
 
 
 @dataclass(frozen=True)
 class WeightedCorpus:
-    """One .bin/.idx dataset and its weight. Only the proportions of weights count."""
+    """One .bin/.idx dataset and its weight. Only the proportions of weights count.
+
+    unique_tokens   use only its first whole samples with this many tokens, and repeat them; None: all
+    """
 
     prefix: str
     weight: Fraction
+    unique_tokens: int | None = None
 
 
 def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
@@ -38,12 +43,20 @@ def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     return read_data_paths(Path(path))
 
 
+def read_held_out_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
+    """Return the corpora of held-out text. Raises ValueError for unique=TOKENS: they are scored whole."""
+    corpora = read_corpora(path)
+    if any(corpus.unique_tokens for corpus in corpora):
+        raise ValueError(f"{path}: got unique=TOKENS, which is for training. Remove it for held-out text.")
+    return corpora
+
+
 def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     """Return the corpora of a data-path file: at least one, all complete, distinct and of one tokenizer.
 
     A line has one or several entries `weight path-prefix`, which may be
-    quoted. `#` begins a comment at the start of a line or after a space.
-    `$NAME` and `~` are expanded. A prefix is relative to the working
+    quoted, or one entry `weight path-prefix unique=TOKENS`. `#` begins a comment
+    at the start of a line or after a space. `$NAME` and `~` are expanded. A prefix is relative to the working
     directory, or else to the folder of the file.
     """
     if not path.is_file():
@@ -55,13 +68,14 @@ def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
     entries = [(location, entry) for location, line in lines for entry in _split_entries(line)]
     for location, entry in entries:
         # location is "file:line", for error messages
+        entry, unique_tokens = _split_unique(entry, location)
         weight, written = _parse_entry(entry, location, is_only_entry=len(entries) == 1)
         prefix = _find_prefix(written, path.parent, location)
         resolved = Path(prefix).resolve()  # detects one dataset under two names
         if resolved in seen:
             raise ValueError(f"{location}: {prefix} is on {seen[resolved]} already. Give it once.")
         seen[resolved] = f"line {location.rpartition(':')[2]}"
-        corpora.append(WeightedCorpus(prefix, weight))
+        corpora.append(WeightedCorpus(prefix, weight, unique_tokens))
         # with the first that records a tokenizer: one without a record is
         # compatible with all
         if first_recorded is None and _read_tokenizer_record(prefix):
@@ -107,6 +121,18 @@ def _split_pairs(line: str) -> list[str]:
     if len(words) > 2 and len(words) % 2 == 0 and all(NUMBER.fullmatch(word) for word in words[::2]):
         return [f"{weight} {prefix}" for weight, prefix in zip(words[::2], words[1::2], strict=True)]
     return [line.strip()]
+
+
+def _split_unique(entry: str, location: str) -> tuple[str, int | None]:
+    """Return an entry without its last word `unique=TOKENS`, and these tokens."""
+    rest, found, number = entry.rpartition(UNIQUE)
+    if not found:
+        return entry, None
+    number = number.replace("_", "")
+    # isdecimal is true for digits only: neither a sign nor an exponent
+    if not number.isdecimal() or not int(number):
+        raise ValueError(f"{location}: got unique={number}, expected a number of tokens such as 500000.")
+    return rest, int(number)
 
 
 def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fraction, str]:

@@ -52,7 +52,7 @@ class Exposure:
             self.round_robin = WeightedRoundRobin([corpus.weight for corpus in self.corpora])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        self.epoch_samples = [count_epoch_samples(corpus.prefix, self.seq_len) for corpus in self.corpora]
+        self.epoch_samples = [self._count_samples(corpus, config) for corpus in self.corpora]
         if config.dataset.unique_tokens is not None:
             self.epoch_samples = self._limit_epoch_samples(config.dataset.unique_tokens)
         self.weights = [float(share) for share in self.round_robin.weights]
@@ -64,6 +64,19 @@ class Exposure:
     def epoch_tokens(self) -> int:
         """Targets in one epoch of all corpora together."""
         return sum(self.epoch_samples) * self.seq_len
+
+    def _count_samples(self, corpus: WeightedCorpus, config: RunConfig) -> int:
+        """Return the samples of one epoch of a corpus, at most those of its unique tokens."""
+        available = count_epoch_samples(corpus.prefix, self.seq_len)
+        # rounded up to whole samples, as dataset.unique_tokens
+        limited = available if corpus.unique_tokens is None else -(-corpus.unique_tokens // self.seq_len)
+        has_order = corpus.unique_tokens is None or config.dataset.order == "epoch"
+        if limited > available or not has_order:
+            raise ValueError(
+                f"{config.dataset.path_train}: got unique={corpus.unique_tokens} of {corpus.prefix}, expected "
+                f"dataset.order=epoch and at most its {available * self.seq_len:,} tokens in whole samples."
+            )
+        return limited
 
     def _limit_epoch_samples(self, unique_tokens: int) -> list[int]:
         """Return the samples per epoch of each corpus for dataset.unique_tokens, by the corpora's weights."""

@@ -25,14 +25,16 @@ def _describe_corpora(path: str | None) -> Any:
     if path is None:
         return None
     corpora = read_corpora(path)
-    if len(corpora) == 1:
+    limits = [corpus.unique_tokens for corpus in corpora]
+    if len(corpora) == 1 and limits == [None]:
         return _read_checksums(corpora[0].prefix)
     # str(Fraction), as in "3/10": exact, so that the weights 0.3 and 0.7 give
     # the same hash as 3 and 7
     total = sum(corpus.weight for corpus in corpora)
     shares = [str(corpus.weight / total) for corpus in corpora]
     contents = [_read_checksums(corpus.prefix) for corpus in corpora]
-    return [{"share": s, "content": c} for s, c in zip(shares, contents, strict=True)]
+    blend = [{"share": s, "content": c} for s, c in zip(shares, contents, strict=True)]
+    return blend if not any(limits) else [blend, limits]
 
 
 def _read_checksums(prefix: str) -> Any:

@@ -1,11 +1,12 @@
 """Quantities derived from a run's settings, computed once before the run starts."""
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
-from megatron.config.schema import DatasetConfig, RunConfig
+from megatron.config.schema import RunConfig
 from megatron.plan import count
-from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_corpora
+from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_held_out_corpora
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
 from megatron.plan.length import check_batch, count_decay_steps, count_steps, count_warmup_steps
@@ -72,12 +73,6 @@ def plan_run(config: RunConfig) -> RunPlan:
     if window is not None and window[1] > n_steps:
         raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
     train_tokens = n_steps * tokens_per_step
-    for key, path in _list_held_out(config.dataset):
-        # corpora of one data-path file were compared when it was read
-        for held_out in read_corpora(path):
-            # with each: the first may have no record of its tokenizer
-            for corpus in exposure.corpora:
-                compare_tokenizers(corpus.prefix, held_out.prefix, key)
     # a sample has seq_len targets, so this is
     # the same number of tokens as train_tokens
     corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
@@ -118,16 +113,16 @@ def _collect_data_warnings(config: RunConfig, exposure: Exposure) -> tuple[str, 
     data = config.dataset
     train = list(dict.fromkeys(corpus.prefix for corpus in exposure.corpora))
     warnings = compare_eods(train, data.mixed_eod)
-    for key, path in _list_held_out(data):
-        held_out = [corpus.prefix for corpus in read_corpora(path)]
+    for key, path in (("dataset.path_eval", data.path_eval), ("dataset.path_test", data.path_test)):
+        if path is None:
+            continue
+        held_out = [corpus.prefix for corpus in read_held_out_corpora(path)]
+        # corpora of one data-path file were compared when it was read; with
+        # each: the first may have no record of its tokenizer
+        for first, other in product(train, held_out):
+            compare_tokenizers(first, other, key)
         compare_eods(held_out, data.mixed_eod)
         # held-out text may end documents differently from the training text
         eod_warnings = compare_eods([train[0], *held_out], allow_mixed=True)
         warnings += tuple(f"{key}: {warning}" for warning in eod_warnings)
     return tuple(dict.fromkeys(warnings))
-
-
-def _list_held_out(data: DatasetConfig) -> list[tuple[str, str]]:
-    """Return (key, path) of the texts that are scored."""
-    named = (("dataset.path_eval", data.path_eval), ("dataset.path_test", data.path_test))
-    return [(key, path) for key, path in named if path is not None]

@@ -71,6 +71,8 @@ def test_an_unusable_line_is_reported_with_file_and_line(folder: Path) -> None:
         ("half a\n1 b", "blend.txt:1: got weight 'half', expected"),
         ("nan a", "got weight 'nan', expected"),
         ("1/0 a", "got weight '1/0', expected"),
+        ("1 a unique=0", "blend.txt:1: got unique=0, expected a number of tokens"),
+        ("1 a unique=1e6", "blend.txt:1: got unique=1e6, expected a number of tokens"),
         ("1 a\n0 b", "blend.txt:2: got weight 0, expected"),
         ("-1 a", "got weight -1, expected"),
         ("1 a\n1 b\n2 ./a", "blend.txt:3: ./a is on line 1 already"),
@@ -79,6 +81,25 @@ def test_an_unusable_line_is_reported_with_file_and_line(folder: Path) -> None:
         with pytest.raises((ValueError, FileNotFoundError)) as caught:
             read_data_paths(write_data_paths(folder, text))
         assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unique_tokens_limit_one_corpus_of_a_blend(folder: Path) -> None:
+    text = "1 a unique=25\n3 b"
+    blend = write_data_paths(folder, text)
+    assert [corpus.unique_tokens for corpus in read_data_paths(blend)] == [25, None]
+    plan = plan_run(build_run(blend))
+    # 25 tokens are three whole samples of 10; of 60 samples a quarter is of a
+    limited, whole = plan.corpora
+    assert (limited.tokens, limited.samples, limited.epochs, limited.repeated_tokens) == (30, 15, 5.0, 120)
+    assert whole.samples == 45
+    other = write_data_paths(folder, "1 a unique=31\n3 b")
+    assert plan_run(build_run(other)).identity != plan.identity
+    with pytest.raises(ValueError, match="unique=TOKENS, which is for training"):
+        plan_run(build_run("a", path_eval=str(blend)))
+    with pytest.raises(ValueError, match="unique=100000 of a, expected dataset.order=epoch and at most its"):
+        plan_run(build_run(write_data_paths(folder, "1 a unique=100_000\n3 b")))
+    with pytest.raises(ValueError, match="expected dataset.order=epoch"):
+        plan_run(build_run(write_data_paths(folder, text), order="megatron"))
 
 
 def test_the_value_of_a_variable_is_in_no_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
