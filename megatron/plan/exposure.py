@@ -73,8 +73,9 @@ class Exposure:
         has_order = corpus.unique_tokens is None or config.dataset.order == "epoch"
         if limited > available or not has_order:
             raise ValueError(
-                f"{config.dataset.path_train}: got unique={corpus.unique_tokens} of {corpus.prefix}, expected "
-                f"dataset.order=epoch and at most its {available * self.seq_len:,} tokens in whole samples."
+                f"{config.dataset.path_train}: got unique={corpus.unique_tokens} of {corpus.prefix}, "
+                f"expected dataset.order=epoch and at most its {available * self.seq_len:,} tokens in whole "
+                "samples."
             )
         return limited
 
