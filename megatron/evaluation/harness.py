@@ -1,11 +1,14 @@
 """Adapt models to lm-eval and score its tasks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from megatron.cli import ProgressBar
 from megatron.evaluation.harness_files import BOOTSTRAP_ITERS, FEWSHOT_SEED, Results
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
 
 RANKS_ONLY = ("multiple_choice",)  # output types that do not use greedy generation
+HAS_ANSWER = ("multiple_choice", "loglikelihood")  # output types that score the text of an answer
+# scores of the right answer, and whether higher is better
+ANSWER_SCORES = {"bits_per_byte": False, "choice_probability": True}
 
 
 def harness_model(reader: Reader) -> "TemplateLM":
@@ -155,6 +161,7 @@ def score_task(
         if num_fewshot is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    _add_answer_scores(loaded)
     reader: Reader = model.reader
     model.decode = any(kind not in RANKS_ONLY for kind in kinds.values())
     reader.n_truncated = 0
@@ -171,6 +178,76 @@ def score_task(
     names = loaded["tasks"] if len(kinds) == 1 else ["all"]
     results["n-cut"] = dict.fromkeys(names, reader.n_truncated)
     return results
+
+
+def _add_answer_scores(loaded: Any) -> None:
+    """Let lm-eval average `score_answer` over the documents of each task, and over the tasks of a group.
+
+    Nothing is scored twice: lm-eval computes them with its metrics, adds standard errors
+    and writes them to its samples. A document without exactly one right answer has none,
+    and so has a task that computes its metrics from the requests with a function of its own.
+    """
+    from lm_eval.api.metrics import mean
+
+    for task in loaded["tasks"].values():
+        if task.OUTPUT_TYPE in HAS_ANSWER and hasattr(task, "_metric_fn_list"):
+            task.process_results = _process_with_answer(task)
+            for name, higher_is_better in ANSWER_SCORES.items():
+                task.aggregation().setdefault(name, mean)
+                task.higher_is_better().setdefault(name, higher_is_better)
+    for group in loaded["groups"].values():
+        has_answers = all(task.OUTPUT_TYPE in HAS_ANSWER for task in group.get_all_tasks())
+        if group.aggregate_metric_list and has_answers:
+            first = group.aggregate_metric_list[0]  # its weights of the tasks
+            group.aggregate_metric_list += [replace(first, metric=name) for name in ANSWER_SCORES]
+
+
+def _process_with_answer(task: Any) -> Callable[[Any, Any], Results]:
+    """Return the `process_results` of a task of lm-eval with the scores of the right answer added."""
+    from lm_eval.api.metrics import likelihood_fn
+
+    process_results = task.process_results
+    is_ranked = task.OUTPUT_TYPE in RANKS_ONLY
+    # lm-eval's metric "likelihood" of a document is the pair of the right choice's index
+    # and log p of all choices. It is requested here, and removed unless the task has it.
+    is_added = is_ranked and task._metric_fn_list.setdefault("likelihood", likelihood_fn) is likelihood_fn
+
+    def process_with_answer(doc: Any, results: Any) -> Results:
+        metrics: Results = process_results(doc, results)
+        if is_ranked:
+            right, log_p = metrics.get("likelihood", (-1, ()))
+            if is_added:
+                metrics.pop("likelihood", None)
+        else:
+            right, log_p = 0, [results[0][0]] if "perplexity" in metrics else ()
+        # lm-eval: a list of several right answers, -100 for a label outside the choices
+        if not log_p or isinstance(right, list) or right < 0:
+            return metrics
+        # The continuations, from the function that built the requests: where the choices
+        # differ in the context (winogrande), all have the same continuation.
+        requests = task.construct_requests(doc, [""] * len(log_p))
+        answer = (requests[right] if is_ranked else requests).args[1]
+        return metrics | score_answer(log_p, right, answer)
+
+    return process_with_answer
+
+
+def score_answer(log_p: Sequence[float], right: int, answer: str) -> dict[str, float]:
+    """Return the scores of a right answer from log p in nats of each choice, or of the answer alone.
+
+    bits_per_byte       -log2 p over the UTF-8 bytes of `answer`, the continuation whose
+                        likelihood it is, with the space before it: `bits_per_byte_corr`
+                        of OLMES and DataDecide (arXiv 2504.11393)
+    choice_probability  p over the sum of p over the choices, not normalised by length:
+                        `norm_correct_prob` there; omitted for an answer alone
+    """
+    from lm_eval.utils import softmax
+
+    n_bytes = max(len(answer.encode()), 1)
+    scores = {"bits_per_byte": -log_p[right] / math.log(2) / n_bytes}
+    if len(log_p) > 1:
+        scores["choice_probability"] = float(softmax(np.array(log_p))[right])
+    return scores
 
 
 def find_mismatch(loaded: Any, scoring: Scoring) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 from megatron.checkpoint.convert.formats import read_any
 from megatron.checkpoint.model_weights import Weights
@@ -18,6 +19,7 @@ from megatron.evaluation.reader import Reader, Scoring
 from megatron.generation.sampling import Sampling
 from megatron.kernels.rotary import rotary_at_positions
 from tests.evaluation.conftest import ALONE, build_diffusion
+from tests.evaluation.test_answer_scores import RIGHT
 
 # tasks whose data are in SCALING_DATA
 TASKS = ["arc_easy", "boolq", "copa", "hellaswag", "piqa", "race", "winogrande", "sciq", "lambada_openai"]
@@ -68,6 +70,12 @@ def compare(name: str, limit: int, stories: Weights, hf_model: Any, task_folder:
         # relative 1e-6: a float32 sum of over a thousand nats is not exact to 1e-4
         assert our_values[:, 0] == pytest.approx(their_values[:, 0], abs=1e-4, rel=1e-6)
         assert (our_values[:, 1] == their_values[:, 1]).all()
+        if name in RIGHT:
+            at = RIGHT[name](first["doc"])
+            n_bits, p = -their_values[at, 0] / np.log(2), softmax(their_values[:, 0].astype(float))[at]
+            n_bytes = len(first["arguments"][at][1].encode())
+            assert first["bits_per_byte"] == pytest.approx(n_bits / n_bytes, rel=1e-5)
+            assert first.get("choice_probability", p) == pytest.approx(p, abs=1e-4)
     for metric, value in theirs["results"][name].items():
         if metric.startswith("acc") and not isinstance(value, str):
             assert ours["results"][name][metric] == value
@@ -128,6 +136,7 @@ def test_diffusion_is_scored_with_every_method(
     assert metrics["acc,none"] in (0, 1 / 3, 2 / 3, 1)
     if name == "lambada_openai":
         assert ("perplexity,none" in metrics) == (not how.get("only_generate"))
+    assert ("bits_per_byte,none" in metrics) == (not how.get("only_generate"))
     if not how.get("only_generate"):
         for sample in result["samples"][name]:
             for (_, answer), ((log_p, _),) in zip(sample["arguments"], sample["resps"], strict=True):
