@@ -34,10 +34,9 @@ import numpy as np
 
 from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.io import replace_nonfinite
-from megatron.laws import prediction
+from megatron.laws import downstream_curve, prediction
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.crossover import crossover
-from megatron.laws.downstream_curve import CONSTANTS, chance_of_task, fit_downstream, predict_score
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.power_law import fit_power
@@ -166,7 +165,8 @@ def add_downstream(actions: Any) -> None:
     add("table", type=Path, metavar="TABLE.csv", help="table with one run per row")
     column = "column of the score; runs without a value are skipped"
     add("--score-column", required=True, metavar="NAME", help=column)
-    add("--kind", choices=list(CONSTANTS), help="default: accuracy for columns score_..., else error")
+    kind = "default: what a column score_... ends with, or accuracy; error for other columns"
+    add("--kind", choices=list(downstream_curve.CONSTANTS), help=kind)
     chance = "floor of an accuracy, or 'free' to fit it; default: chance if the task is known"
     add("--chance", metavar="SHARE", help=chance)
     ceiling = "top of an accuracy, for a task whose labels are not all right"
@@ -188,10 +188,11 @@ def run_downstream(args: argparse.Namespace) -> int:
     runs = select_runs(args.table, Columns(), args.objective, where=args.where)
     task = find_task(args, runs)
     scores = optional_column_of(args.table, runs, args.score_column)
-    kind = args.kind or ("accuracy" if args.score_column.startswith(SCORE_PREFIX) else "error")
+    is_score = args.score_column.startswith(SCORE_PREFIX)
+    kind = args.kind or (downstream_curve.kind_of_score(task) if is_score else "error")
     # a run that was not scored has an empty cell, read as NaN
     has_score = np.isfinite(scores)
-    curve = fit_downstream(
+    curve = downstream_curve.fit_downstream(
         runs.L[has_score],
         scores[has_score],
         kind,
@@ -203,7 +204,7 @@ def run_downstream(args: argparse.Namespace) -> int:
     )
     words = ", ".join(f"{name} {value:.6g}" for name, value in curve.params.items())
     print(f"{args.score_column} of loss, {curve.n_runs} runs: {words}")
-    note = f"; top fixed at {args.ceiling:g}" if kind == "accuracy" else ""
+    note = f"; top fixed at {args.ceiling:g}" if "top" in curve.params else ""
     note += "" if curve.chance is None else ", floor at chance"
     print(f"  a score scatters by {curve.spread:.4f} around the curve{note}")
     for warning in runs.warnings + curve.warnings:
@@ -211,11 +212,11 @@ def run_downstream(args: argparse.Namespace) -> int:
     if args.predict:
         # two steps: (N, D) -> loss by the law -> score by the curve
         law = Law.load(args.law)
-        parts = [f"predicted {float(predict_score(law, curve, *args.predict)[0]):.4f}"]
+        parts = []
         for interval in ("predictive", "confidence"):
-            _, low, high = predict_score(law, curve, *args.predict, kind=interval)
+            value, low, high = downstream_curve.predict_score(law, curve, *args.predict, kind=interval)
             parts.append(f"95 % {interval} [{float(low):.4f}, {float(high):.4f}]")
-        print("  ".join(parts))
+        print("  ".join([f"predicted {float(value):.4f}", *parts]))
     return 0
 
 
@@ -236,7 +237,7 @@ def find_task(args: argparse.Namespace, runs: Selection) -> str:
 def find_chance(word: str | None, task: str, kind: str) -> float | None:
     """Return the floor of the accuracy: --chance, else a known task's; None: it is fitted."""
     if word is None:
-        return chance_of_task(task) if kind == "accuracy" else None
+        return downstream_curve.chance_of_task(task, kind)
     try:
         return None if word == "free" else float(word)
     except ValueError:

@@ -1,13 +1,21 @@
-"""Curves from loss to downstream error or accuracy of a task, and the chain N, D -> loss -> score.
+"""Curves from loss to a downstream score of a task, and the chain N, D -> loss -> score.
 
-error     eps - k exp(-gamma L)                        Gadre et al., arXiv 2403.08540, eq. 5
-accuracy  floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top; the floor is chance
-          where that is known, the top 1 or a given ceiling: small models do not determine it
+error               eps - k exp(-gamma L)                Gadre et al., arXiv 2403.08540, eq. 5
+accuracy            floor + (top - floor) / (1 + exp(s (L - L0)))  a sigmoid, 0 <= floor <= top;
+                    the floor is chance where that is known, the top 1 or a given ceiling: small
+                    models do not determine it
+choice_probability  the same sigmoid: a share too
+bits_per_byte       intercept + slope L: bits per byte of the right answer, itself a loss, and one loss of a
+                    model is nearly a line in another (Brandfonbrener et al., arXiv 2411.12925)
 
-At a fixed gamma, or (s, L0), both are linear in the other constants, so
+At a fixed gamma, or (s, L0), the first three are linear in the other constants, so
 least squares are minimised over a grid of these and then by a local search.
-A measured score scatters around its curve by the residuals of the fit, and
-at least by the binomial error of the number of questions of the task.
+A measured score scatters around its curve by the residuals of the fit, and an
+accuracy at least by the binomial error of the number of questions of the task.
+
+L may be any loss. With the bits per byte of a task's right answers as the L of its
+accuracy, and a law fitted to them over N and D, the chain is that of Llama 3 (arXiv
+2407.21783) and of Bhagia et al. (arXiv 2412.04403).
 """
 
 from collections.abc import Mapping
@@ -21,7 +29,12 @@ from megatron.laws.columns import takes_data_frame
 from megatron.laws.fitting.noise import GROUPED, estimate_noise, find_groups
 from megatron.laws.law import Law, expanded_level
 
-CONSTANTS = {"error": ("eps", "k", "gamma"), "accuracy": ("floor", "top", "s", "L0")}
+SIGMOID = ("floor", "top", "s", "L0")
+CONSTANTS = {
+    "error": ("eps", "k", "gamma"), "accuracy": SIGMOID, "choice_probability": SIGMOID,
+    "bits_per_byte": ("intercept", "slope"),
+}  # fmt: skip
+ANSWER_KINDS = ("bits_per_byte", "choice_probability")  # scores of the right answer, which end a task's name
 CHANCE = {  # accuracy of random guessing, by the number of choices; 0: the answer is generated
     "arc_challenge": 0.25, "arc_easy": 0.25, "boolq": 0.5, "commonsense_qa": 0.2, "copa": 0.5,
     "hellaswag": 0.25, "lambada": 0.0, "lambada_openai": 0.0, "lambada_standard": 0.0, "mmlu": 0.25,
@@ -66,12 +79,18 @@ class DownstreamCurve:
         return np.sqrt(np.maximum(self.spread**2, binomial))
 
 
-def chance_of_task(task: str) -> float | None:
-    """Return the chance accuracy of a task by its name before any "-" (hellaswag-first200).
+def chance_of_task(task: str, kind: str = "accuracy") -> float | None:
+    """Return the chance level of a task by its name before any "-" (hellaswag-first200).
 
-    Returns None if it is unknown.
+    Returns None if it is unknown, or if a curve of `kind` has no floor.
     """
-    return CHANCE.get(task.partition("-")[0])
+    return CHANCE.get(task.partition("-")[0]) if CONSTANTS.get(kind) is SIGMOID else None
+
+
+def kind_of_score(name: str) -> str:
+    """Return the kind of a score by its name: one of ANSWER_KINDS at its end, else accuracy."""
+    end = name.rpartition("-")[2]
+    return end if end in ANSWER_KINDS else "accuracy"
 
 
 def evaluate_score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.ndarray:
@@ -79,6 +98,8 @@ def evaluate_score(kind: str, params: Mapping[str, Any], L: ArrayLike) -> np.nda
     L = np.asarray(L, dtype=float)
     if kind == "error":
         return params["eps"] - params["k"] * np.exp(-params["gamma"] * L)
+    if kind == "bits_per_byte":
+        return params["intercept"] + params["slope"] * L
     return params["floor"] + (params["top"] - params["floor"]) / (
         1 + np.exp(params["s"] * (L - params["L0"]))
     )
@@ -97,20 +118,22 @@ def fit_downstream(
     groups: ArrayLike | None = None,
     N: ArrayLike | None = None,
 ) -> DownstreamCurve:
-    """Fit `scores` [n] of one task on losses L [n] by least squares; an accuracy is a share, 0 to 1.
+    """Fit `scores` [n] of one task on losses L [n] by least squares; kind: of CONSTANTS.
 
-    `chance` fixes the floor of an accuracy, and `ceiling` is its top: the accuracy
-    at a loss of -Inf. `n_questions` gives each score a binomial error. `groups` [n]
-    are labels of rows that share a model, as in fit_law. Without them, rows that
-    share N [n] parameters are grouped, with a warning, if their residuals correlate.
+    An accuracy or choice probability is a share, 0 to 1: `chance` fixes its floor, and
+    `ceiling` is its top, the share at a loss of -Inf. `n_questions` gives each score the
+    binomial error of answers that are right or wrong. `groups` [n] are labels of rows
+    that share a model, as in fit_law. Without them, rows that share N [n] parameters are
+    grouped, with a warning, if their residuals correlate.
 
-    Raises ValueError for an unknown kind, values that are not finite or
-    no shares, a chance outside 0 to 1 or for kind "error", a ceiling
-    outside chance to 1 or for kind "error", or too few different losses.
+    Raises ValueError for an unknown kind, values that are not finite or no shares,
+    bits per byte below 0, a chance outside 0 to 1 or a ceiling outside chance to 1,
+    either for a kind that is no share, questions for a score that does not count
+    right answers, or too few different losses.
     """
     L, scores = _validate_scores(L, scores, kind, chance, ceiling, n_questions)
     names = CONSTANTS[kind]
-    n_free = len(names) - (kind == "accuracy") - (chance is not None)
+    n_free = len(names) - (names is SIGMOID) - (chance is not None)
     if len(np.unique(L)) <= n_free:
         raise ValueError(
             f"downstream: got {len(np.unique(L))} different losses for {n_free} constants, expected more"
@@ -159,16 +182,19 @@ def _validate_scores(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return losses and scores [n] as numbers. Raises ValueError as fit_downstream."""
     L, scores = (np.asarray(v, dtype=float).ravel() for v in (L, scores))
-    is_accuracy, floor = kind == "accuracy", chance or 0.0
-    outside = [float(score) for score in scores if not 0 <= score <= 1] if is_accuracy else []
+    is_share, floor = CONSTANTS.get(kind) is SIGMOID, chance or 0.0
+    outside = [float(score) for score in scores if not 0 <= score <= 1] if is_share else []
+    is_bits, counts_answers = kind == "bits_per_byte", kind in ("error", "accuracy")
     n_equal = len(L) == len(scores) and np.isfinite(L).all() and np.isfinite(scores).all()
     for is_valid, name, got, expected in (
         (kind in CONSTANTS, "kind", f"'{kind}'", f"one of {', '.join(CONSTANTS)}"),
         (n_equal, "downstream", f"{len(L)} losses and {len(scores)} scores", "equally many finite numbers"),
-        (not outside, "accuracy", outside[:1], "shares of right answers from 0 to 1"),
-        (chance is None or (is_accuracy and 0 <= floor < 1), "chance", chance, "0 to 1 for an accuracy"),
+        (not outside, kind, outside[:1], "shares from 0 to 1"),
+        (not is_bits or (scores >= 0).all(), kind, scores.min(initial=0.0), "0 or more bits"),
+        (chance is None or (is_share and 0 <= floor < 1), "chance", chance, "0 to 1 for an accuracy"),
         (floor < ceiling <= 1, "ceiling", ceiling, "chance to 1 for an accuracy"),
-        (is_accuracy or ceiling == 1, "ceiling", f"{ceiling} for an error", "it for an accuracy only"),
+        (is_share or ceiling == 1, "ceiling", f"{ceiling} for kind {kind}", "it for an accuracy only"),
+        (n_questions is None or counts_answers, "n_questions", kind, "an accuracy or an error"),
         (n_questions is None or n_questions >= 1, "n_questions", n_questions, "1 or more"),
     ):
         if not is_valid:
@@ -181,14 +207,16 @@ def _fit_constants(
 ) -> np.ndarray:
     """Return the least-squares constants in the order of CONSTANTS.
 
-    Variable projection: `bent` are the nonlinear constants, (gamma,) or
-    (s, L0), and `linear` solves for the others at each. The exponential
-    has its origin at the lowest loss, so that it is of order 1.
+    A line is solved directly, the other curves by variable projection: `bent` are the
+    nonlinear constants, (gamma,) or (s, L0), and `linear` solves for the others at
+    each. The exponential has its origin at the lowest loss, so that it is of order 1.
     """
+    if kind == "bits_per_byte":
+        return np.polyfit(L, y, 1)[::-1]
     from scipy.optimize import least_squares  # slow import
 
     grid: list[tuple[float, ...]] = [(gamma,) for gamma in np.geomspace(0.02, 10, 60)]
-    if kind == "accuracy":
+    if CONSTANTS[kind] is SIGMOID:
         middles = np.linspace(L.min(), L.max(), 15)
         # steepness s relative to the range of losses
         grid = [(s, middle) for s in np.geomspace(0.2, 30, 15) / max(np.ptp(L), 1e-9) for middle in middles]
@@ -201,7 +229,7 @@ def _fit_constants(
 
     def linear(bent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         form = shape(bent)
-        if kind == "accuracy":
+        if CONSTANTS[kind] is SIGMOID:
             floor = _fit_floor(form, y, ceiling) if chance is None else chance
             gain = ceiling - floor
             return np.array([floor, gain]), floor + gain * form - y
@@ -245,7 +273,7 @@ def predict_score(
     kind  "predictive": interval for the measured score of one new run, from the replicates
           of both fits and the scatter of a run's loss and of a score.
           "confidence": interval for the value of the two curves, from the replicates alone.
-    Intervals of an accuracy are clipped to 0 and 1. Raises ValueError for another kind.
+    Intervals of a share are clipped to 0 and 1. Raises ValueError for another kind.
     """
     if kind not in ("predictive", "confidence"):
         raise ValueError(f"kind: got '{kind}', expected predictive or confidence")
@@ -272,7 +300,7 @@ def predict_score(
     scores = evaluate_score(downstream.kind, params, losses)
     if kind == "predictive":
         scores = scores + downstream.score_sd(scores) * _draw_t(rng, downstream.dof, scores.shape)
-    if downstream.kind == "accuracy":
+    if CONSTANTS[downstream.kind] is SIGMOID:
         scores = np.clip(scores, 0.0, 1.0)
     n_units = downstream.n_groups or downstream.n_runs
     wide = expanded_level(level, min(n_units, law.n_units or n_units))

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import least_squares
+from scipy.stats import linregress
 
-from megatron.laws.downstream_curve import chance_of_task, fit_downstream, predict_score
+from megatron.laws.downstream_curve import chance_of_task, fit_downstream, kind_of_score, predict_score
 from megatron.laws.fit import fit_law
 from megatron.laws.fitting.noise import GROUPED
 from tests.laws.known_laws import BESIROGLU, make_ratios, simulate_grid, simulate_losses
@@ -32,6 +33,33 @@ def test_a_noise_free_curve_is_recovered(kind: str) -> None:
     curve = fit_downstream(L, y, kind, n_bootstrap=0, ceiling=expected.get("top", 1.0))
     assert curve.params == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(curve.score(L), y, atol=1e-9)
+
+
+def bits_of(L: np.ndarray) -> np.ndarray:
+    """Return bits per byte of a known line."""
+    return 0.2 + 0.3 * L
+
+
+def test_bits_per_byte_are_a_line_with_the_errors_of_least_squares() -> None:
+    L = np.linspace(2.0, 5.0, 40)
+    bits = bits_of(L) + 0.02 * np.random.default_rng(0).standard_normal(40)
+    curve, twin = fit_downstream(L, bits, "bits_per_byte", n_bootstrap=2000), linregress(L, bits)
+    assert curve.params == pytest.approx({"intercept": twin.intercept, "slope": twin.slope}, rel=1e-10)
+    assert curve.spread == pytest.approx(np.sqrt(((bits - curve.score(L)) ** 2).sum() / 38), rel=1e-10)
+    assert (curve.dof, curve.chance, curve.score_sd(0.9)) == (38, None, curve.spread)
+    errors = {name: np.std(values) for name, values in curve.replicates.items()}
+    assert errors == pytest.approx({"intercept": twin.intercept_stderr, "slope": twin.stderr}, rel=0.15)
+
+
+def test_the_kind_of_a_score_decides_whether_it_has_a_chance_level() -> None:
+    names = ("hellaswag-first200", "hellaswag-first200-bits_per_byte", "hellaswag-choice_probability", "a")
+    kinds = [kind_of_score(name) for name in names]
+    assert kinds == ["accuracy", "bits_per_byte", "choice_probability", "accuracy"]
+    levels = [chance_of_task(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    assert levels == [0.25, None, 0.25, None]
+    L, y = noisy_accuracies(400, 0)
+    both = [fit_downstream(L, y, kind, 5, chance=0.25) for kind in ("accuracy", "choice_probability")]
+    assert both[0].params == both[1].params and both[0].spread == both[1].spread
 
 
 @pytest.mark.parametrize("dataset", ["c4_original", "rpj", "rw_original"])
@@ -130,27 +158,39 @@ def test_scores_of_one_model_are_grouped_and_the_curve_has_wider_intervals() -> 
 
 
 @pytest.mark.slow
-def test_the_predictive_interval_covers_a_new_runs_score_and_the_confidence_interval_does_so_less_often() -> (
-    None
-):
-    """60 trials: 57 are expected inside at 95 %; fewer than 50 has a probability below 1e-4."""
+@pytest.mark.parametrize("kind", ["accuracy", "bits_per_byte"])
+def test_the_predictive_interval_covers_a_new_runs_score_and_the_confidence_interval_its_curve(
+    kind: str,
+) -> None:
+    """60 trials: 57 are expected inside at 95 %; fewer than 50 has a probability below 1e-4. The
+    confidence interval has a new run inside less often."""
     n, d, truth = simulate_grid(4, 4)
     at = 1.7 + 400 / 2e9**0.34 + 900 / 1e11**0.31
-    inside = {"predictive": 0, "confidence": 0}
+    inside = {"predictive": 0, "confidence": 0, "curve": 0}
+    options = {"chance": 0.25, "n_questions": 500, "ceiling": 0.85} if kind == "accuracy" else {}
+
+    def true_score(L: np.ndarray | float) -> np.ndarray:
+        L = np.asarray(L)
+        return 0.25 + 0.6 / (1 + np.exp(3.0 * (L - 2.6))) if kind == "accuracy" else bits_of(L)
+
     for seed in range(60):
         rng = np.random.default_rng(seed)
         loss = truth * np.exp(0.003 * rng.standard_normal(16))
 
-        def accuracy(L: float, rng: np.random.Generator = rng) -> np.ndarray:
-            return rng.binomial(500, 0.25 + 0.6 / (1 + np.exp(3.0 * (np.asarray(L) - 2.6)))) / 500
+        def measure(L: np.ndarray | float, rng: np.random.Generator = rng) -> np.ndarray:
+            score = true_score(L)
+            noisy = score + 0.01 * rng.standard_normal(score.shape)
+            return rng.binomial(500, score) / 500 if kind == "accuracy" else noisy
 
         law = fit_law(n, d, loss, n_bootstrap=60, seed=seed)
-        curve = fit_downstream(loss, accuracy(loss), "accuracy", 60, seed, 0.25, 500, ceiling=0.85)
-        new = accuracy(at * np.exp(0.003 * rng.standard_normal()))
-        for kind in inside:
-            _, low, high = predict_score(law, curve, 2e9, 1e11, kind=kind)
-            inside[kind] += bool(low <= new <= high)
+        curve = fit_downstream(loss, measure(loss), kind, 60, seed, **options)
+        new = measure(at * np.exp(0.003 * rng.standard_normal()))
+        for interval in ("predictive", "confidence"):
+            _, low, high = predict_score(law, curve, 2e9, 1e11, kind=interval)
+            inside[interval] += bool(low <= new <= high)
+        inside["curve"] += bool(low <= true_score(at) <= high)
     assert inside["predictive"] >= 50 and inside["confidence"] < inside["predictive"]
+    assert inside["curve"] >= 50
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
@@ -159,12 +199,17 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         ({"L": [2.0, 3.0], "scores": [0.1, 0.2], "kind": "error"}, "got 2 different losses for 3 constants"),
         ({"L": [2.0, np.nan], "scores": [0.1, 0.2]}, "expected equally many finite numbers"),
         ({"kind": "guess"}, "got 'guess', expected one of error, accuracy"),
+        ({"kind": "bits_per_byte", "scores": [-0.1] * 9}, "bits_per_byte: got -0.1, expected 0 or more"),
+        ({"kind": "bits_per_byte", "chance": 0.25}, "chance: got 0.25"),
+        ({"kind": "bits_per_byte", "L": [2.0, 3.0] * 4 + [2.0]}, "got 2 different losses for 2 constants"),
+        ({"kind": "choice_probability", "scores": [1.2] * 9}, r"got \[1.2\], expected shares"),
+        ({"kind": "choice_probability", "n_questions": 9}, "n_questions: got choice_probability"),
         ({"scores": [30.0] * 9}, r"got \[30.0\], expected shares"),
         ({"chance": 1.5}, "chance: got 1.5"),
         ({"kind": "error", "chance": 0.25}, "for an accuracy"),
         ({"n_questions": 0}, "n_questions: got 0"),
         ({"chance": 0.5, "ceiling": 0.5}, "ceiling: got 0.5"),
-        ({"kind": "error", "ceiling": 0.9}, "ceiling: got 0.9 for an error"),
+        ({"kind": "error", "ceiling": 0.9}, "ceiling: got 0.9 for kind error"),
     ):
         with pytest.raises(ValueError, match=sentence):
             fit_downstream(**(arguments | change))

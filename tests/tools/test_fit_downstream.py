@@ -27,6 +27,26 @@ def test_a_score_is_fitted_and_predicted_through_the_law(cli, tmp_path: Path) ->
     assert f"predicted {0.9 - 2 * np.exp(-0.7 * at):.4f}" in done.output
 
 
+def test_bits_per_byte_of_right_answers_follow_compute_and_accuracy_follows_them(cli, tmp_path: Path) -> None:
+    """Llama 3's two steps: bits per byte over N and D, then accuracy over bits per byte."""
+    runs, bits = simulate_runs(5, 4), FORM["chinchilla"].loss(TRUTH, 7e9, 1.4e12) * 0.3 + 0.1
+    runs["score_quiz-bits_per_byte"] = 0.3 * runs.loss + 0.1
+    runs["score_quiz"] = 0.2 + 0.8 / (1 + np.exp(6 * (runs["score_quiz-bits_per_byte"] - 0.8)))
+    runs.to_csv(tmp_path / "table.csv", index=False)
+    save_law(runs, tmp_path / "law.json", 5)
+    at = ("--predict", 7e9, 1.4e12)
+    column = ("--score-column", "score_quiz-bits_per_byte")
+    line = cli("downstream", tmp_path / "table.csv", *column, "--law", tmp_path / "law.json", *at).output
+    assert "intercept 0.1, slope 0.3" in line and f"predicted {bits:.4f}" in line and "chance" not in line
+    words = ("--from", "csv", "--map", "loss=score_quiz-bits_per_byte", "--out", tmp_path / "bits.csv")
+    cli("collect", tmp_path / "table.csv", *words)
+    save_law(pd.read_csv(tmp_path / "bits.csv"), tmp_path / "bits.json", 5)
+    words = ("--score-column", "score_quiz", "--chance", 0.2, "--law", tmp_path / "bits.json")
+    chain = cli("downstream", tmp_path / "bits.csv", *words, *at).output
+    assert "floor 0.2, top 1, s 6, L0 0.8" in chain
+    assert f"predicted {0.2 + 0.8 / (1 + np.exp(6 * (bits - 0.8))):.4f}" in chain
+
+
 def test_the_crossover_of_two_laws_is_printed(cli, tmp_path: Path) -> None:
     n, u, e = np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e8, 1e10, 3), [1, 4, 15, 60])
     n, d, u = n.ravel(), (u * e).ravel(), u.ravel()
