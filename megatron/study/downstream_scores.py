@@ -4,9 +4,11 @@ Both are data frames with a row for each task:
 
 run, model      run of the study, or a model outside it
 task            name of the task, with the settings that change
-                scores: hellaswag-first200, copa-mc32
-score, se       share of correct answers and its standard error, None if it is unknown
-kind            accuracy, for `downstream_curve.fit_downstream`
+                scores: hellaswag-first200, copa-mc32; bits per byte and probability
+                of the right answer are further rows: hellaswag-bits_per_byte
+score, se       share of correct answers, or such a score, and its standard error,
+                None if it is unknown
+kind            for `downstream_curve.fit_downstream`: accuracy, or one of its ANSWER_KINDS
 metric          the metric of lm-evaluation-harness
 checkpoint      the run's last checkpoint, whose loss is in the table
 n_params, train_tokens   of a model; None: unknown
@@ -21,6 +23,7 @@ import pandas as pd
 
 from megatron.config.yaml_file import is_finite
 from megatron.io import read_json, write_atomic
+from megatron.laws.downstream_curve import ANSWER_KINDS
 from megatron.plan.run_dir import DOWNSTREAM, DOWNSTREAM_RESULTS, RESULT
 from megatron.study.table import SCORE_PREFIX, read_table, select_finished
 
@@ -65,7 +68,7 @@ def _make_scores(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> p
 
 
 def read_task_scores(path: Path) -> list[dict[str, Any]]:
-    """Return task, score, kind, se and metric of each task of a results.json or a file of lm-eval.
+    """Return task, score, kind, se and metric of each score in a results.json or a file of lm-eval.
 
     Raises ValueError for values of other types.
     """
@@ -75,7 +78,8 @@ def read_task_scores(path: Path) -> list[dict[str, Any]]:
         # subtasks of a group are already in the group's score
         parts = {name for names in content.get("group_subtasks", {}).values() for name in names}
         results = content.get("results", {}).items()
-        rows = [_find_score(metrics) | {"task": task} for task, metrics in results if task not in parts]
+        whole = {task: metrics for task, metrics in results if task not in parts}
+        rows = [score | {"task": task} for task, metrics in whole.items() for score in _find_scores(metrics)]
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: got other types ({error}), expected objects under config, group_subtasks and results. "
@@ -88,22 +92,26 @@ def read_task_scores(path: Path) -> list[dict[str, Any]]:
         label = path.parts[-2].split("-")
     if config.get("objective") == "autoregressive":  # has only one scoring method, so its name is omitted
         label = [word for word in label if word != "ar"]
-    return [row | {"task": "-".join([row["task"], *label])} for row in rows if "score" in row]
+    for row in rows:
+        end = [row["kind"]] if row["kind"] in ANSWER_KINDS else []
+        row["task"] = "-".join([row["task"], *label, *end])
+    return rows
 
 
-def _find_score(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return score, kind, se and metric of a task; {} without a score."""
+def _find_scores(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return score, kind, se and metric of each score that a task has."""
     # keys of lm-evaluation-harness are "metric,filter":
     # {"acc,none": 0.31, "acc_stderr,none": 0.01}.
     # It writes "N/A" for an error that it does not estimate.
     values = {key.partition(",")[0]: v for key, v in metrics.items() if isinstance(v, float) and is_finite(v)}
     # acc_norm before acc: its normalisation by length is the usual metric
     # where a task has both
-    metric = next((name for name in METRICS if name in values), None)
-    if metric is None:
-        return {}
-    se = values.get(f"{metric}_stderr")
-    return {"score": values[metric], "kind": "accuracy", "se": se, "metric": metric}
+    kinds = dict.fromkeys([name for name in METRICS if name in values][:1], "accuracy")
+    kinds |= {name: name for name in ANSWER_KINDS if name in values}
+    return [
+        {"score": values[name], "kind": kind, "se": values.get(f"{name}_stderr"), "metric": name}
+        for name, kind in kinds.items()
+    ]
 
 
 def add_score_columns(table: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:

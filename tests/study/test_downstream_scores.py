@@ -49,6 +49,8 @@ def study(tmp_path: Path) -> Path:
         edit_json(run / "result.json", step=100)
         write_task_results(run, 50, "ar", {"quiz": {"acc,none": 0.99}})
         metrics = {"acc,none": 0.5, "acc_norm,none": true_accuracy(row.loss), "acc_norm_stderr,none": 0.01}
+        metrics |= {"bits_per_byte,none": 1.5, "bits_per_byte_stderr,none": 0.02}
+        metrics |= {"choice_probability,none": 0.3, "choice_probability_stderr,none": "N/A"}
         part = {"acc,none": 0.1}
         both = {"quiz": metrics, "some": {"acc,none": 0.1, "acc_stderr,none": "N/A"}, "part": part}
         write_task_results(run, 100, "ar", both, group_subtasks={"some": ["part"], "quiz": []})
@@ -62,12 +64,15 @@ def test_scores_are_from_the_last_step_and_different_settings_are_separate_tasks
     rows = read_runs(study)
     n = len(finished_runs(study)) - 1
     scores = read_scores(study, rows)
-    assert set(scores["task"]) == {"quiz", "some", "quiz-first5"} and len(scores) == 3 * n
+    answers = {"quiz-bits_per_byte": (1.5, 0.02), "quiz-choice_probability": (0.3, None)}
+    assert set(scores["task"]) == {"quiz", "some", "quiz-first5", *answers} and len(scores) == 5 * n
     losses = rows.set_index("run")["loss"]
     for score in scores.itertuples():
         expected = {"quiz": (true_accuracy(losses[score.run]), 0.01, "acc_norm"), "some": (0.1, None, "acc")}
+        kind = score.task.removeprefix("quiz-") if score.task in answers else "accuracy"
+        expected |= {task: (*pair, kind) for task, pair in answers.items()}
         assert (score.score, score.se, score.metric) == expected.get(score.task, (0.2, None, "acc"))
-        assert (score.kind, score.checkpoint) == ("accuracy", "step.100")
+        assert (score.kind, score.checkpoint) == (kind, "step.100")
 
 
 def test_the_table_has_the_scores_to_the_last_bit(study: Path) -> None:
@@ -80,6 +85,7 @@ def test_the_table_has_the_scores_to_the_last_bit(study: Path) -> None:
     pd.testing.assert_frame_equal(read_table(study / "table.parquet"), table)
     expected = scores[scores["task"] == "quiz"].set_index("run")["score"].to_dict()
     assert table.set_index("run")["score_quiz"].dropna().to_dict() == expected
+    assert set(table["score_quiz-bits_per_byte"].dropna()) == {1.5}
 
 
 def test_a_scores_file_from_another_program_is_not_overwritten(study: Path) -> None:
