@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.laws.crossover import crossover
-from megatron.laws.downstream_curve import chance_of_task, fit_downstream
+from megatron.laws.downstream_curve import ANSWER_KINDS, chance_of_task, fit_downstream
 from megatron.laws.forms import FORM
 from megatron.laws.measured_crossover import list_selected
 from megatron.report.plot import (
@@ -154,12 +154,31 @@ def scores_figure(study: Study) -> Figure | None:
 
 
 def downstream_figure(study: Study) -> Figure | None:
-    """Return each task's scores over the run's loss, with the fitted curve.
+    """Return each task's accuracy or error over the run's loss, with the fitted curve.
 
     None without two scored runs.
     """
     scores = study.run_scores
-    tasks = {key: group for key, group in scores.groupby(["task", "kind"]) if len(group) > 1}
+    lines = "error = ε − k exp(−γ L), or for accuracies a sigmoid in L"
+    names = ("downstream", "Downstream scores over the held-out loss", "score", lines)
+    return _plot_over_loss(scores[~scores["kind"].isin(ANSWER_KINDS)], *names)
+
+
+def answer_figure(study: Study) -> Figure | None:
+    """Return the bits per byte of each task's right answers over the run's loss, with fitted lines.
+
+    None without two scored runs.
+    """
+    scores = study.run_scores
+    scores = scores[scores["kind"] == "bits_per_byte"]
+    scores = scores.assign(task=scores["task"].str.removesuffix("-bits_per_byte"))
+    names = ("answers", "Right answers over the held-out loss", "bits per byte of the right answer")
+    return _plot_over_loss(scores, *names, "least squares")
+
+
+def _plot_over_loss(scores: pd.DataFrame, key: str, title: str, axis: str, lines: str) -> Figure | None:
+    """Return scores over the loss with a curve per task where one can be fitted; None without two runs."""
+    tasks = {name: group for name, group in scores.groupby(["task", "kind"]) if len(group) > 1}
     if not tasks:
         return None
     chart, has_curve = make_chart(), False
@@ -169,15 +188,12 @@ def downstream_figure(study: Study) -> Figure | None:
         texts = [f"{x}<br>{y:.3f}" for x, y in zip(describe_runs(group), values, strict=True)]
         add_points(chart, loss, values, task, colour, texts, symbol=symbol)
         try:
-            chance = chance_of_task(task) if kind == "accuracy" else None
-            curve = fit_downstream(loss, values, kind, n_bootstrap=0, chance=chance)
+            curve = fit_downstream(loss, values, kind, n_bootstrap=0, chance=chance_of_task(task, kind))
         except ValueError:  # too few runs, or scores outside 0 to 1
             continue
         x, has_curve = np.linspace(loss.min(), loss.max(), 60), True
         add_line(chart, x, curve.score(x), task, colour)
     values = [y for trace in chart.data for y in trace.y]
-    chart.update_layout(xaxis=linear_axis(LOSS, scores["loss"]), yaxis=linear_axis("score", values))
-    caption = "Points: finished runs."
-    if has_curve:
-        caption += " Lines: error = ε − k exp(−γ L), or for accuracies a sigmoid in L."
-    return Figure("downstream", "Downstream scores over the held-out loss", caption, chart)
+    chart.update_layout(xaxis=linear_axis(LOSS, scores["loss"]), yaxis=linear_axis(axis, values))
+    caption = "Points: finished runs." + (f" Lines: {lines}." if has_curve else "")
+    return Figure(key, title, caption, chart)

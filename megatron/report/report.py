@@ -27,6 +27,7 @@ MAKERS = (
     plot_runs.epochs_figure,
     plot_compare.scores_figure,
     plot_compare.downstream_figure,
+    plot_compare.answer_figure,
     plot_runs.mixture_figure,
     plot_runs.context_figure,
     plot_runs.compute_figure,

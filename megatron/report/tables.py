@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from megatron.laws.downstream_curve import ANSWER_KINDS
 from megatron.laws.law import Law
 from megatron.report.answer import is_sound
 from megatron.report.difference_text import HEADS, MAX_ROWS, describe_floor, format_cells
@@ -111,6 +112,7 @@ def tabulate_crossings(study: Study) -> Table | None:
 def tabulate_models(study: Study) -> Table | None:
     """Return the scores of published models beside the study's largest scored run."""
     models = study.references
+    models = models[~models["kind"].isin(ANSWER_KINDS)]
     if not len(models):
         return None
     tasks = list(dict.fromkeys(models["task"]))[:MAX_TASKS]

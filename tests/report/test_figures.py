@@ -19,6 +19,7 @@ from tests.report.synthetic_study import BUDGETS as TOKENS
 from tests.report.synthetic_study import SIZES, true_loss
 
 FRONTIER = make_study(RUNS, frontier=LAW)
+BITS = "bits_per_byte"
 
 
 def list_traces(figure: plot.Figure, mode: str) -> list[Any]:
@@ -190,9 +191,11 @@ def scored(study: Study) -> Study:
     tables = [
         pd.DataFrame({"task": "sciq", "score": rising, "kind": "accuracy"} | more),
         pd.DataFrame({"task": "few", "score": 1 - rising, "kind": "error"} | more)[:2],
+        pd.DataFrame({"task": f"sciq-{BITS}", "score": 0.1 + 0.3 * runs["loss"], "kind": BITS} | more),
     ]
     references = [
         ["acme/b", "sciq", 0.9, "accuracy", None, "acc", 10**9, 10**11, ""],
+        ["acme/b", f"sciq-{BITS}", 1.1, BITS, None, BITS, 10**9, 10**11, ""],
         ["acme/unplaced", "sciq", 0.8, "accuracy", 0.02, "acc", None, None, ""],
     ]
     references = make_references(pd.DataFrame(references, columns=REFERENCE_COLUMNS))
@@ -222,4 +225,11 @@ def test_scores_over_loss_have_a_curve_where_one_can_be_fitted(scored: Study) ->
     assert {trace.name for trace in list_traces(figure, "markers")} == {"sciq", "few"}
     assert [trace.name for trace in list_traces(figure, "lines")] == ["sciq"]  # two runs are too few
     few = replace(scored, scores=scored.scores[:1])
-    assert plot_compare.downstream_figure(few) is None
+    assert plot_compare.downstream_figure(few) is None and plot_compare.answer_figure(few) is None
+
+
+def test_bits_per_byte_of_right_answers_have_a_figure_of_their_own(scored: Study) -> None:
+    figure = plot_compare.answer_figure(scored)
+    (points,), (line,) = list_traces(figure, "markers"), list_traces(figure, "lines")
+    assert points.name == line.name == "sciq" and len(points.x) == len(scored.main_runs)
+    assert list(line.y) == pytest.approx([0.1 + 0.3 * x for x in line.x])
