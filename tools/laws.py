@@ -49,10 +49,10 @@ from megatron.laws.prediction_text import (
     format_values,
     list_warnings,
 )
-from megatron.report import plot_command
+from megatron.report import gain_text, plot_command
 from megatron.study import differences, forecast, frontier, gain, sealing
 from megatron.study.curves import describe_curves
-from megatron.study.decision import decide, describe_decision, share
+from megatron.study.decision import decide, share
 from megatron.study.ladder import read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.selection import (
@@ -500,7 +500,7 @@ def run_compare(args: argparse.Namespace) -> int:
         a, b = differences.find_side(table, args.a), differences.find_side(table, args.b)
         if args.until is not None:
             result = decide(a, b, floors, args.until, args.paired)
-            print_json(asdict(result)) if args.json else print(describe_decision(result))
+            print_json(asdict(result)) if args.json else print(gain_text.describe_decision(result))
             return 0
         paired = paired_error(args.study, a, b)
         groups = [[differences.compare_sides(a, b, floors, paired=paired)]]
@@ -526,7 +526,7 @@ def run_compare(args: argparse.Namespace) -> int:
     for group in groups:
         print(f"\n{format_text_table(group)}\n{describe_difference(group[0])}")
     if equivalent is not None:
-        print(gain.describe_cell_gain(equivalent))
+        print(gain_text.describe_cell_gain(equivalent))
     return 0
 
 
@@ -587,7 +587,7 @@ def run_gain(args: argparse.Namespace) -> int:
     if args.json:
         print_json(gain.record_gain(fitted, gains))
     else:
-        print(gain.describe_gain(fitted, gains, args.a, args.b, args.by))
+        print(gain_text.describe_gain(fitted, gains, args.a, args.b, args.by))
     return 0
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from megatron.laws.anytime import anytime_half_width
 from megatron.study.differences import LEVEL, NoiseFloor, Side, explain_missing_interval
-from megatron.study.format import format_digits, format_interval, format_plural
 
 EQUAL = "equal"
 MAX_LOG = 100.0  # half-width in log L from which an interval counts as unbounded
@@ -104,18 +103,3 @@ def _choose_next(a: Side, b: Side) -> tuple[str, int]:
     fewer, more = sorted((a, b), key=lambda side: side.n_seeds)
     missing = sorted(seeds[more.name] - seeds[fewer.name])
     return fewer.name, missing[0] if missing else max(seeds[fewer.name] | seeds[more.name]) + 1
-
-
-def describe_decision(decision: Decision) -> str:
-    """Return a decision as sentences."""
-    ends = [100 * end for end in decision.interval]
-    inside = format_interval(ends, lambda end: format_digits(end, 2))
-    seeds = f"{format_plural(decision.n_a, 'seed')} and {decision.n_b}{', paired' * decision.paired}"
-    basis = f"{seeds}; {100 * LEVEL:g} % at every look: {inside or 'not bounded yet'}"
-    size = f"{decision.a} minus {decision.b}: {format_digits(100 * decision.relative, 2)} % of the loss"
-    size = f"{size} ({basis})."
-    if decision.verdict == EQUAL:
-        return f"{size}\nDecided: they differ by less than {100 * decision.share:g} %."
-    if decision.verdict != "undecided":
-        return f"{size}\nDecided: {decision.a} is {decision.verdict}."
-    return f"{size}\nNot decided. Next: train {decision.next_run} with seed {decision.next_seed}."

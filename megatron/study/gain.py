@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from megatron.cli import format_table
 from megatron.laws.compute_law import MIN_SIZES, ComputeLaw
 from megatron.laws.equivalent_gain import (
-    BETTER,
-    UNCHANGED,
-    UNDECIDED,
     CellGain,
     EquivalentGain,
     GainAt,
@@ -29,7 +25,6 @@ from megatron.laws.equivalent_gain import (
 )
 from megatron.laws.isoflop import split_budgets
 from megatron.study.differences import Difference, Side
-from megatron.study.format import format_digits, format_exponent, format_interval, format_plural
 from megatron.study.table import select_finished
 
 COMPUTE, TOKENS = "train_flops", "train_tokens"
@@ -78,35 +73,6 @@ def list_gains(gain: EquivalentGain, C: Sequence[float] | None = None) -> list[G
     return [gain.at(float(at)) for at in (C or np.geomspace(*gain.C, 5))]
 
 
-def describe_gain(gain: EquivalentGain, gains: Sequence[GainAt], a: str, b: str, by: str = COMPUTE) -> str:
-    """Return the table of gains and a headline at the largest amount."""
-    unit = UNITS[by]
-    rows = []
-    for at in gains:
-        note = "" if gain.C[0] * 0.999 <= at.C <= gain.C[1] * 1.001 else "  beyond the runs"
-        ends = format_interval(at.interval, _share)
-        rows.append([format_exponent(at.C), _share(at.ratio), ends, at.verdict + note])
-    heads = [f"{unit} of A", "B needs", "95 % confidence", "B is"]
-    table = "\n".join(format_table(heads, rows, heads[3:]))
-    last = gains[-1]
-    size = f"{_share(last.ratio)} times the {unit} of A (95 %: {format_interval(last.interval, _share)})"
-    if last.verdict == UNDECIDED:
-        start = f"Undecided at {format_exponent(last.C)}: B needs {size}"
-    else:
-        start = f"B needs {size}, at {format_exponent(last.C)}"
-    # the ratio of a recipe that is not better is no gain
-    kind = "gain" if last.verdict == BETTER else "difference"
-    factor, low, high = gain.trend()
-    decade = f"{_share(factor)} ({format_interval((low, high), _share)}) per decade"
-    change = f"the {kind} {gain.change} with size"
-    if gain.change == UNCHANGED:
-        change = "no change with size is shown"
-    pairs = f", pairs correlate by {gain.correlation:.2f}" if gain.correlation else ""
-    noise = f"noise of a run {format_digits(100 * gain.sigma, 2)} % of the loss, "
-    noise += f"{format_plural(round(gain.dof), 'degree')} of freedom{pairs}"
-    return f"A: {a}\nB: {b}\n{table}\n{start}; {change} ({decade}).\n{noise}"
-
-
 def record_gain(gain: EquivalentGain, gains: Sequence[GainAt]) -> dict[str, Any]:
     """Return the gain for JSON."""
     record = asdict(gain) | {"covariance": gain.covariance.tolist(), "change": gain.change}
@@ -119,16 +85,3 @@ def cell_gain(law: ComputeLaw, a: Side, b: Side, difference: Difference) -> Cell
     if difference.se is None or difference.dof is None or not min(a.flops, b.flops) > 0:
         return None
     return gain_of_cells(law, (a.flops, b.flops), b.log_loss - a.log_loss, difference.se, difference.dof)
-
-
-def describe_cell_gain(gain: CellGain | None) -> str:
-    """Return the sentence about a gain between two cells; empty without one."""
-    if gain is None:
-        return ""
-    inside = format_interval(gain.interval, _share) or "not bounded"
-    slope = f"the frontier's slope, {format_digits(gain.slope, 2)} ± {format_digits(gain.slope_error, 1)}"
-    return f"In compute: B needs {_share(gain.ratio)} times the FLOPs of A (95 %: {inside}), through {slope}."
-
-
-def _share(ratio: float) -> str:
-    return format_digits(ratio, 2) if ratio < 0.995 else format_digits(ratio, 3)

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from megatron.laws.compute_law import fit_compute_law
+from megatron.report.gain_text import describe_cell_gain
 from megatron.study.decision import decide
 from megatron.study.differences import compare_sides, estimate_noise_floors, find_side
-from megatron.study.gain import cell_gain, describe_cell_gain
+from megatron.study.gain import cell_gain
 from megatron.study.table import make_frame, write_table
 from tests.tool_modules import Cli
 
