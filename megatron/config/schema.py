@@ -25,14 +25,11 @@ LEFT_TO_RIGHT = f"{AUTOREGRESSIVE} objective.orders=1"
 MASKED_INPUT = f"{AUTOREGRESSIVE} objective.masked_input_ratio>0"
 Joint = Literal["independent", "antithetic", "stratified"]
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
-# A model that is split by a parallel axis has the
-# Llama family's shape and reads samples left to right.
-AXIS = (
-    "dist.engine=torch model.norm=rmsnorm model.feed_forward=swiglu model.positions=rotary "
-    "model.biases=false model.tied_embedding=true model.qk_norm=false model.document_mask=false "
-    "model.attention_dropout=0.0 model.hidden_dropout=0.0 model.parametrization=standard "
-    "model.norm_placement=input model.attention_window=null model.predicts_next=false "
-    "model.head_bias=false objective.orders=1 objective.randmask_ratio=0.0"
+AXIS = "dist.engine=torch model.predicts_next=false"  # of a model that is split by a parallel axis
+# what needs whole samples, or attention with a mask
+CONTEXT = (
+    f"{AXIS} model.document_mask=false model.attention_window=null model.attention_dropout=0.0 "
+    "model.hidden_dropout=0.0 objective.orders=1 objective.randmask_ratio=0.0"
 )
 
 
@@ -88,7 +85,7 @@ class DistConfig:
     pipeline_parallel: int = positive(1, "ranks", needs=AXIS)
     pipeline_schedule: Literal["1f1b", "interleaved"] = option("1f1b", needs="dist.pipeline_parallel>1")
     pipeline_chunks: int = option(2, above=1, unit="stages per rank", needs=INTERLEAVED)
-    context_parallel: int = positive(1, "ranks", needs=AXIS)
+    context_parallel: int = positive(1, "ranks", needs=CONTEXT)
     cpu_offload: bool = option(False, needs=f"dist.engine=torch {SHARDED} dist.pipeline_parallel=1")
     activation_checkpointing: Literal["none", "full", "selective"] = option("none")
     compile: bool | None = option(None, read=read_switch, needs=TORCH)

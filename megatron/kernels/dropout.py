@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from megatron.kernels.attention import repeat_shared_heads
 from megatron.kernels.range_mask import RangeMask
 from megatron.plan.memory import ATTENTION_PER_BLOCK
 
@@ -32,16 +33,26 @@ def derive_layer_key(key: Tensor, layer: int) -> Tensor:
 
 
 def draw_keep_mask(
-    key: Tensor, n_heads: int, n_queries: int, n_keys: int, rate: float, queries: slice = slice(None)
+    key: Tensor,
+    n_heads: int,
+    n_queries: int,
+    n_keys: int,
+    rate: float,
+    queries: slice = slice(None),
+    part: int = 0,
 ) -> Tensor:
     """Return which attention weights to keep, bool [B, H, S, S]; each is dropped with probability `rate`.
 
     Each weight has a draw of its own: a hash of (sample key, head and query,
     key position). `queries` selects some of the `n_queries` rows.
+    `part` is the number of this rank among ranks that have equal parts of the heads.
     """
     device = key.device
     # two rounds of hashing: (sample key, head and query), then the key position
-    rows = torch.arange(n_heads * n_queries, device=device).view(1, n_heads, n_queries, 1)[:, :, queries]
+    # 2 heads of 3 queries on rank 1 of 2: rows 6 to 11, as on one rank with 4 heads
+    first = part * n_heads * n_queries
+    rows = torch.arange(first, first + n_heads * n_queries, device=device)
+    rows = rows.view(1, n_heads, n_queries, 1)[:, :, queries]
     columns = torch.arange(n_keys, device=device)
     # int64: 8 bytes per weight, twice the memory of the float32 weights
     draws = scramble_bits(
@@ -52,19 +63,20 @@ def draw_keep_mask(
     return draws >= round(rate * 2**32)
 
 
-def drop_hidden(x: Tensor, key: Tensor, place: int, rate: float) -> Tensor:
+def drop_hidden(x: Tensor, key: Tensor | None, place: int, rate: float, part: int = 0) -> Tensor:
     """Return x [B, S, D] with features dropped; the others are scaled by 1 / (1 - rate).
 
-    key    [B] int64, of each sample in this block
+    key    [B] int64, of each sample in this block; None: nothing is dropped
     place  number of the tensor within the block,
            so that its tensors are dropped independently
+    part   number of this rank among ranks that have equal parts of the positions
     """
-    if rate == 0:
+    if rate == 0 or key is None:
         return x
     _, n_positions, width = x.shape
     # features are the "keys" of one head: a
     # draw for each (sample, position, feature)
-    keep = draw_keep_mask(derive_layer_key(key, place), 1, n_positions, width, rate)[:, 0]
+    keep = draw_keep_mask(derive_layer_key(key, place), 1, n_positions, width, rate, part=part)[:, 0]
     return x * keep / (1 - rate)
 
 
@@ -77,14 +89,17 @@ def attend_with_dropout(
     mask: Tensor | RangeMask | None,
     key: Tensor,
     rate: float,
+    part: int = 0,
 ) -> Tensor:
     """Return attention with dropout after the softmax; remaining weights are scaled by 1 / (1 - rate).
 
-    q, k, v [B, H, S, K]; mask as in Attention.forward. The fused kernels of torch draw
-    from the device's generator, which other ranks and devices cannot reproduce; FlexAttention
-    has no dropout. Here the weights are materialized, for as many queries at a time as have
+    q, k, v as in `scaled_dot_product_attention`; mask as in Attention.forward; part as in
+    `draw_keep_mask`. The fused kernels of torch draw from the device's generator, which other
+    ranks and devices cannot reproduce; FlexAttention has no dropout. Here the weights are
+    materialized, for as many queries at a time as have
     ATTENTION_PER_BLOCK of them; of more, the backward computes each block of queries again.
     """
+    k, v = repeat_shared_heads(q, k, v)
     n_samples, n_heads, n, _ = q.shape
     if isinstance(mask, RangeMask):
         mask = mask.to_dense()
@@ -97,7 +112,7 @@ def attend_with_dropout(
             scores = scores.masked_fill(~mask[:, :, queries], -math.inf)
         # a weight is kept with probability 1 - rate: after
         # the division its expectation is that without dropout
-        keep = draw_keep_mask(key, n_heads, n, n, rate, queries)
+        keep = draw_keep_mask(key, n_heads, n, n, rate, queries, part)
         return (scores.softmax(-1) * keep / (1 - rate)).to(v.dtype) @ v
 
     size = ATTENTION_PER_BLOCK // (n_samples * n_heads * n)

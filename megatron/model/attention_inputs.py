@@ -24,6 +24,7 @@ class AttentionInputs:
     rotary: Rotary | None = None  # cos and sin of the positions; None: x contains learned positions
     mask: Tensor | RangeMask | None = None  # bool [B, 1, S, S], causality included; None: `causal` decides
     dropout_key: Tensor | None = None  # int64 [B], key of each sample in this block; enables dropout
+    tensor_rank: int = 0  # this rank's part of the heads, and of the positions of x, which dropout depends on
     cache: LayerCache | None = None  # earlier positions, which x continues and attends to as well
     query_positions: Tensor | None = None  # int64 [B, Q], positions to compute; None: all
     query_rotary: Rotary | None = None  # cos and sin of the query positions

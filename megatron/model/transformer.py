@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from megatron.config.schema import ModelConfig
-from megatron.kernels.attention import repeat_shared_heads, scaled_dot_product_attention
+from megatron.kernels.attention import scaled_dot_product_attention
 from megatron.kernels.dropout import attend_with_dropout, derive_layer_key, drop_hidden
 from megatron.kernels.norm import rms_norm
 from megatron.kernels.rotary import Rotary, apply_rotary, rotary_at_positions, rotary_table
@@ -24,16 +24,6 @@ from megatron.model.precision import Precision
 from megatron.plan.parametrization import attention_multiplier, logit_multiplier, residual_multiplier
 
 GELU_FORMS = {"gelu": "tanh", "gelu_exact": "none"}  # feed_forward -> `approximate` of F.gelu
-
-
-def embed_tokens(embedding: nn.Embedding, tokens: Tensor, precision: Precision | None) -> Tensor:
-    """Return the residual stream before the first block: tokens int64 [B, S] -> [B, S, D].
-
-    Training, generation with a cache and the first
-    pipeline stage all embed with this function.
-    """
-    rows = embedding(tokens)
-    return rows if precision is None else precision.to_residual(rows)
 
 
 class RmsNorm(nn.Module):
@@ -130,10 +120,10 @@ class Attention(nn.Module):
         if inputs.dropout_key is None or self.dropout == 0:
             attended = self.core_attention(q, k, v, inputs.causal, inputs.mask)
         else:
-            k, v = repeat_shared_heads(q, k, v)
             attended = attend_with_dropout(
-                q, k, v, self.scale, inputs.causal, inputs.mask, inputs.dropout_key, self.dropout
-            )
+                q, k, v, self.scale, inputs.causal, inputs.mask, inputs.dropout_key, self.dropout,
+                inputs.tensor_rank,
+            )  # fmt: skip
         return self.out(attended.transpose(1, 2).flatten(-2))  # [B, H, S, K] -> [B, S, H K] -> [B, S, D]
 
 
@@ -188,9 +178,7 @@ class Block(nn.Module):
         return x + self._scale_branch(self._drop(branch, inputs, 1))
 
     def _drop(self, branch: Tensor, inputs: AttentionInputs, place: int) -> Tensor:
-        if inputs.dropout_key is None:
-            return branch
-        return drop_hidden(branch, inputs.dropout_key, place, self.dropout)
+        return drop_hidden(branch, inputs.dropout_key, place, self.dropout, inputs.tensor_rank)
 
     def _scale_branch(self, branch: Tensor) -> Tensor:
         return branch if self.multiplier == 1 else branch * self.multiplier
@@ -221,6 +209,7 @@ class Gpt(nn.Module):
         head = None if tied else nn.Linear(width, config.vocab_rows, bias=False)
         self.unembedding: nn.Linear | None = head
         self.precision: Precision | None = None
+        self.tensor_rank = 0  # set by tensor parallelism
 
     def set_precision(self, precision: Precision) -> None:
         """Set the dtypes of training; without them, everything has the dtype of the weights."""
@@ -245,6 +234,7 @@ class Gpt(nn.Module):
         cache: KvCache | None = None,
         first_position: int = 0,
         query_positions: Tensor | None = None,
+        stream: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the head: tokens int64 [B, S] -> [B, S, D].
 
@@ -257,6 +247,7 @@ class Gpt(nn.Module):
         query_positions [B, Q] int64    positions to return as [B, Q, D], repeats allowed;
                                         the last block computes only these;
                                         None: all. Not with dropout or a cache
+        stream          [B, S, D]       residual stream of the previous pipeline stage; None: embed the tokens
         """
         if cache is not None:
             options = (positions, visible, dropout_key, query_positions)
@@ -274,13 +265,13 @@ class Gpt(nn.Module):
         shifts = self.config.predicts_next  # the output of position p - 1 predicts position p, as in Dream
         if shifts and query_positions is not None:
             query_positions = (query_positions - 1).clamp(min=0)
-        x = self._embed(tokens, positions, first_position)
+        x = self._embed(tokens, positions, first_position) if stream is None else stream
         rotary = self._find_rotary(tokens, positions, first_position)
-        if drops and dropout_key is not None:
+        if drops and dropout_key is not None and stream is None:
             # the key of the layer after the last block, which no block uses
             last = derive_layer_key(dropout_key, len(self.blocks))
-            x = drop_hidden(x, last, 0, self.config.hidden_dropout)
-        inputs = AttentionInputs(causal, rotary, mask)
+            x = drop_hidden(x, last, 0, self.config.hidden_dropout, self.tensor_rank)
+        inputs = AttentionInputs(causal, rotary, mask, tensor_rank=self.tensor_rank)
         for i, block in enumerate(self.blocks):
             if drops and dropout_key is not None:
                 inputs = replace(inputs, dropout_key=derive_layer_key(dropout_key, i))
@@ -317,18 +308,24 @@ class Gpt(nn.Module):
         return self._read_out(x)
 
     def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> Tensor:
-        """Return the embedded tokens [B, S, D], with learned positions if the model has them."""
-        x, end = embed_tokens(self.embedding, tokens, self.precision), first + tokens.shape[1]
+        """Return the residual stream before the first block: tokens int64 [B, S] -> [B, S, D].
+
+        Training, generation with a cache and the first
+        pipeline stage all embed with this function.
+        """
+        x, end = self.embedding(tokens), first + tokens.shape[1]
+        x = x if self.precision is None else self.precision.to_residual(x)
         if self.position_embedding is None:
             return x
-        table = self.position_embedding.weight
-        assert positions is not None or end <= len(table), f"{end} positions, but the table has {len(table)}"
-        rows = table[first:end] if positions is None else self.position_embedding(positions)
+        if positions is None:
+            assert end <= self.position_embedding.num_embeddings, f"{end} positions are more than its rows"
+            positions = torch.arange(first, end, device=tokens.device)[None]
+        rows = self.position_embedding(positions)  # [B or 1, S, D]
         return x + (rows if self.precision is None else self.precision.to_residual(rows))
 
     def _find_rotary(self, tokens: Tensor, positions: Tensor | None, first: int) -> Rotary | None:
         """Return cos and sin of the positions of tokens [B, S]; None with learned positions."""
-        if self.position_embedding is not None:
+        if self.config.positions == "learned":
             return None
         if positions is None:
             return rotary_table(tokens.shape[1], self.config, tokens.device, first)

@@ -4,14 +4,21 @@ Shoeybi et al., arXiv 1909.08053 (tensor parallel), Korthikanti et al., arXiv
 2205.05198 (sequence parallel).
 """
 
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, parallel
+from functools import partial
 
-from megatron.model.transformer import Gpt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.nn.functional import all_reduce
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
+
+from megatron.model.transformer import Gpt, RmsNorm
+from megatron.parallel.dtensor import to_local
 
 POSITIONS = Shard(1)  # S in [B, S, D]
+HEADS = 2  # dimension of H in [B, S, H, K]
+Plan = dict[str, parallel.ParallelStyle]
 
 
 def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
@@ -20,11 +27,41 @@ def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
     In a block, heads and feed-forward are split;
     in between, positions are split.
     """
+    for block in model.blocks:
+        parallel.parallelize_module(block, mesh, _plan_block(model))
+    # the embedding gives each rank its positions, and the
+    # norm keeps them; TensorVocabularyShard is the head
+    top: Plan = {
+        # each rank looks up the tokens in its rows and has
+        # zeros for others; the reduce-scatter adds them
+        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
+        "norm": parallel.SequenceParallel(use_local_output=True),
+    }
+    if model.unembedding is not None:
+        top["unembedding"] = parallel.ColwiseParallel()
+    parallel.parallelize_module(model, mesh, top)
+    if model.position_embedding is not None:
+        # every rank has the whole table and looks up its
+        # positions: the first hook takes them from those of all ranks
+        take = parallel.PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=POSITIONS)
+        parallel.parallelize_module(model.position_embedding, mesh, take)
+        look_up = parallel.SequenceParallel(use_local_output=True)
+        parallel.parallelize_module(model.position_embedding, mesh, look_up)
+    model.tensor_rank = mesh.get_local_rank()
+
+
+def _plan_block(model: Gpt) -> Plan:
+    """Return the styles of the modules of a block."""
+    # A bias of `out` and `down` is on every rank, and DTensor adds it to
+    # the partial sum of one of them. The gradients of norms are those of a
+    # rank's positions or heads, and summed where gradients are collected
+    # (match_placements).
+    norm = parallel.SequenceParallel(use_local_output=True)
     # Two all-gathers and two reduce-scatters per forward of a block:
     # positions -> all (before the projections), and partial
     # sums of all -> positions (after `out` and `down`).
-    plan: dict[str, parallel.ParallelStyle] = {
-        "attention_norm": parallel.SequenceParallel(),
+    plan: Plan = {
+        "attention_norm": norm,
         "attention": parallel.PrepareModuleInput(
             input_layouts=(POSITIONS, None), desired_input_layouts=(Replicate(), None)
         ),
@@ -32,23 +69,46 @@ def apply_tensor_parallel(model: Gpt, mesh: DeviceMesh) -> None:
         # H / t heads, and attention needs no communication
         **{f"attention.{name}": parallel.ColwiseParallel() for name in ("query", "key", "value")},
         "attention.out": parallel.RowwiseParallel(output_layouts=POSITIONS),
-        "mlp_norm": parallel.SequenceParallel(),
+        "mlp_norm": norm,
         "mlp": parallel.PrepareModuleInput(input_layouts=(POSITIONS,), desired_input_layouts=(Replicate(),)),
-        "mlp.gate": parallel.ColwiseParallel(),
         "mlp.up": parallel.ColwiseParallel(),
         "mlp.down": parallel.RowwiseParallel(output_layouts=POSITIONS),
     }
-    for block in model.blocks:
-        parallel.parallelize_module(block, mesh, plan)
-    # the embedding gives each rank its positions, and the
-    # norm keeps them; TensorVocabularyShard is the head
-    top = {
-        # each rank looks up the tokens in its rows and has
-        # zeros for others; the reduce-scatter adds them
-        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=POSITIONS),
-        "norm": parallel.SequenceParallel(),
-    }
-    parallel.parallelize_module(model, mesh, top)
+    if model.config.feed_forward == "swiglu":
+        plan["mlp.gate"] = parallel.ColwiseParallel()
+    if model.config.qk_norm:
+        all_heads = model.config.qk_norm_all_heads
+        style = (
+            NormOverRanks()
+            if all_heads
+            else parallel.SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+        )
+        plan |= {f"attention.{name}_norm": style for name in ("query", "key")}
+    return plan
+
+
+class NormOverRanks(parallel.ParallelStyle):
+    """Style of an RmsNorm over a split dimension: the sum of squares is reduced, the gain is split."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, RmsNorm)
+        # src_data_rank=None: no broadcast, every rank has the same gain
+        gain = distribute_tensor(module.weight.detach(), device_mesh, [Shard(0)], src_data_rank=None)
+        module.weight = nn.Parameter(gain)
+        normalize = partial(normalize_over_ranks, eps=module.eps, group=device_mesh.get_group())
+        module.normalize = normalize  # type: ignore[method-assign]  # this module only
+        return module
+
+
+def normalize_over_ranks(x: Tensor, gain: Tensor, *, eps: float, group: dist.ProcessGroup) -> Tensor:
+    """Return x / rms(x) * gain for this rank's part of the last axis; the mean is over all ranks.
+
+    x [..., D / t], gain [D] as a DTensor or this rank's part of it
+    """
+    # a rank's squares affect the results of all ranks:
+    # the gradient of this sum is a sum over ranks, too
+    total = all_reduce(x.square().sum(-1, keepdim=True), group=group)
+    return x * torch.rsqrt(total / (x.shape[-1] * group.size()) + eps) * to_local(gain)
 
 
 class TensorVocabularyShard:
@@ -73,8 +133,7 @@ class TensorVocabularyShard:
 
     def gather_sequence(self, hidden: Tensor) -> Tensor:
         """Gather positions [B, S / n, D] -> [B, S, D]; gradients are summed over the vocabulary shards."""
-        if not isinstance(hidden, DTensor):
-            hidden = DTensor.from_local(hidden, self.mesh, [POSITIONS], run_check=False)
+        split = DTensor.from_local(hidden, self.mesh, [POSITIONS], run_check=False)
         # backward of an all-gather with Partial gradients:
         # a reduce-scatter over the ranks' vocabulary parts
-        return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        return split.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

@@ -9,6 +9,7 @@ Keys of a case, all optional but the first:
     resume         resume from the state after SAVED_AFTER steps
     load           path of a state of another layout, to resume from
     sharded        save and load the state in shards, too
+    load_shards    folder of shards of another layout, to resume from
     poison         step whose loss is NaN on the last rank
     record_dtypes  only a step that records dtypes, and two further steps
 """
@@ -143,8 +144,9 @@ def run_case(case: Case, config: RunConfig, world: World, out: Path) -> dict[str
         state = torch.load(case["load"], weights_only=True) if world.is_first else {}
         resumed.engine.load_state_dict(state)
         result["moved"] = resumed.run_steps(SAVED_AFTER, N_STEPS)
-    if in_shards:
-        resumed.load_sharded(out / case["name"])
+    shards = out / case["name"] if in_shards else case.get("load_shards")
+    if shards is not None:
+        resumed.load_sharded(Path(shards))
         result["sharded"] = resumed.run_steps(SAVED_AFTER, N_STEPS)
     return result
 

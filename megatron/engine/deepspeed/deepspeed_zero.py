@@ -57,14 +57,9 @@ class DeepSpeedEngine:
             message = " ".join(str(error).split())
             raise ValueError(f"dist.deepspeed_config: refused by DeepSpeed ({message})") from error
         if self.stage == 3:
-            # Used outside the forward of their own module: the head is part
-            # of the loss and learned positions are indexed by the Gpt.
-            # Registered, ZeRO 3 gathers them for the forward of TaskLoss.
-            read_elsewhere = [model.head_weight]
-            if model.position_embedding is not None:
-                read_elsewhere.append(model.position_embedding.weight)
-            for weight in read_elsewhere:
-                deepspeed.zero.register_external_parameter(task_loss, weight)
+            # The head is used outside the forward of its module, in the loss.
+            # Registered, ZeRO 3 gathers it for the forward of TaskLoss.
+            deepspeed.zero.register_external_parameter(task_loss, model.head_weight)
         self.model = model
         self.state = ShardedState(model, self.optimizer, self.stage)
 

@@ -56,14 +56,15 @@ class PipelinedModel:
         for stage in stages.values():
             if mesh.fsdp is not None:
                 fsdp.shard_model(
-                    stage, stage.blocks.values(), mesh.fsdp, stage="zero1", dtype=dtype, cpu_offload=False
+                    stage, stage.local_blocks, mesh.fsdp, stage="zero1", dtype=dtype, cpu_offload=False
                 )
         # the hidden states sent between stages are the residual stream
         assert model.precision is not None, "set by build_passes"
         self.pipeline = Pipeline(stages, n_stages, mesh.pipeline, model.precision)
         self.last = stages.get(n_stages - 1)
         self.has_loss = self.last is not None and at.tensor == 0
-        self.duplicated = frozenset([EMBEDDING] if self.last is not None else [])
+        self.is_tied = model.config.tied_embedding
+        self.duplicated = frozenset([EMBEDDING] if self.last is not None and self.is_tied else [])
 
     def named_parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters on this rank under the single-GPU model's names."""
@@ -75,15 +76,17 @@ class PipelinedModel:
     def backward(self, tasks: Sequence[Task], share: Tensor) -> Tensor:
         """Set .grad to the gradient of share * nats over all ranks; return this rank's nats, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for stage in self.pipeline.stages.values():
+            stage.train()
 
         def microbatch_loss(hidden: Tensor, i: int) -> Tensor:
             assert self.last is not None, "called on the rank of the last stage"
-            head = to_local(self.last.embedding.weight)
+            head = to_local(self.last.head_weight)
             nats = compute_task_loss(self._head_input(hidden), head, tasks[i], self.vocabulary)[0]
             total.add_(nats.detach())
             return nats * share
 
-        self.pipeline.backward([task.inputs for task in tasks], microbatch_loss)
+        self.pipeline.backward(tasks, microbatch_loss)
         self._add_gradients()
         return total
 
@@ -93,18 +96,20 @@ class PipelinedModel:
         # the gradients over the ranks of mesh.samples
         if self.mesh.fsdp is None:
             sum_gradients([_local_gradient(p) for p in parameters.values()], self.mesh.samples)
-        # The first and last stage both hold the tied embedding, each with
+        # The first and last stage both hold a tied embedding, each with
         # a part of its gradient (input and head). The sum over the two
         # ends gives both the full gradient, so their copies stay equal.
-        if EMBEDDING in parameters:
+        if EMBEDDING in parameters and self.is_tied:
             sum_gradients([_local_gradient(parameters[EMBEDDING])], self.mesh.ends)
 
     def score(self, task: Task) -> Tensor:
         """Return the nats of each sample, float64 [B], on the rank of the last stage; zeros elsewhere."""
-        hidden = self.pipeline.forward(task.inputs)
+        for stage in self.pipeline.stages.values():
+            stage.eval()
+        hidden = self.pipeline.forward(task)
         nats = torch.zeros(len(task.inputs), dtype=torch.float64, device=self.device)
         if hidden is not None and self.last is not None:
-            head = to_local(self.last.embedding.weight)
+            head = to_local(self.last.head_weight)
             nats = compute_sample_nats(self._head_input(hidden), head, task, self.vocabulary)
         for stage in self.pipeline.stages.values():
             fsdp.reshard(stage)
