@@ -26,10 +26,6 @@ elif [ -n "$DATA_CNT" ]; then
 fi
 if ((TP_SIZE * PP_SIZE > 1)); then
     ENGINE=${ENGINE:-torch} # on several nodes too: DeepSpeed's engine has neither
-    if [ -z "${ATTENTION_DROPOUT:-}${HIDDEN_DROPOUT:-}" ]; then # a model that is cut has none here
-        echo "warning: dropout 0 instead of the original's 0.1: not available with TP_SIZE or PP_SIZE above 1" >&2
-        ATTENTION_DROPOUT=0 HIDDEN_DROPOUT=0
-    fi
 fi
 export OBJECTIVE ENGINE MODEL=$MODEL_PARAM DATA=$TRAIN_DATA_PATH VALID=$VALID_DATA_PATH RUN=${RUN:-experiments/$VARIANT}
 if [ -n "${WANDB_GROUP:-}" ]; then export WANDB_RUN_GROUP=$WANDB_GROUP; fi

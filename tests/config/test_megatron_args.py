@@ -5,6 +5,7 @@ Megatron-DeepSpeed 4efb479 and diffusion-data-constraint d31c167: argument -> [k
 """
 
 import json
+import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,37 +183,39 @@ def test_the_embedding_has_the_rows_of_megatron() -> None:
         assert (config.model.vocab_rows, config.model.vocab_multiple) == (rows, None)
 
 
-# published layouts: arguments of Megatron-DeepSpeed's llama, 125M (LayerNorm) and Megatron-LM's gpt3 175b
-UNTIED = f"{LLAMA} --untie-embeddings-and-output-weights --bf16 --zero-stage=0 --deepspeed"
-LAYOUTS = [
-    (8, f"{UNTIED} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "zero3", 1),
-    (64, "--deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --fp16", "zero3", 1),
-    (128, "--fp16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16", "zero3", 1),
-    (8, f"{LLAMA} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "zero0", 2),
-]  # fmt: skip
+# published scripts that split the model over ranks
+SPLIT = read_rows(Path(__file__).with_name("megatron_published.tsv"))
 
 
-@pytest.mark.parametrize(("n_ranks", "words", "stage", "size"), LAYOUTS)
-def test_training_accepts_a_published_layout_or_its_zero3_form(
-    n_ranks: int, words: str, stage: str, size: int, tmp_path: Path
+@pytest.mark.parametrize(("script", "n_ranks", "words", "refused"), SPLIT, ids=[row[0] for row in SPLIT])
+def test_training_accepts_a_published_split_of_the_model(
+    script: str, n_ranks: str, words: str, refused: str, tmp_path: Path
 ) -> None:
-    shape = (
-        "--num-layers 16 --hidden-size 512 --num-attention-heads 16 --seq-length 128 --micro-batch-size 4 "
-        "--max-position-embeddings 128 --global-batch-size 256 --train-iters 9 --lr 2e-4 --data-path x "
-        "--split 949,50,1"
-    )
-    dropout = "--attention-dropout 0 --hidden-dropout 0" if "swiglu" in words else ""
-    translation = translate_command(f"{shape} {dropout} {words}".split())
-    assert not translation.refused
+    translation = translate_command(words.split())
+    assert (" ".join(translation.refused), len(SPLIT)) == (refused, 12)
     write_translation(translation, tmp_path / "run.yaml")
     no_files = ["dataset.path_train=synthetic", "dataset.path_eval=null", "dataset.order=epoch"]
     config = load_config(tmp_path / "run.yaml", [*no_files, "model.n_tokens=50257"])
-    plan_run(config)
-    layout = build_layout(config.dist, n_ranks)
+    layout = build_layout(config.dist, int(n_ranks))
     list_microbatches(config, cast(Any, SimpleNamespace(dp_size=layout.data, layout=layout)))
-    assert (config.dist.sharding_stage, config.dist.tensor_parallel) == (stage, size)
-    tensor = 2 if n_ranks != 128 else 8
+    sizes = [re.search(rf"--{axis}-model-parallel-size (\d+)|$", words)[1] for axis in ("tensor", "pipeline")]
+    tensor, pipeline = (int(size or 1) for size in sizes)
+    assert (layout.tensor, layout.pipeline) == (tensor, pipeline) and tensor * pipeline > 1
     assert config.model.vocab_rows == -(-50257 // (128 * tensor)) * 128 * tensor  # as Megatron pads
+    plan_run(config)
+
+
+def test_a_split_that_training_refuses_is_replaced_by_zero3() -> None:
+    dropout = "-attention-dropout --attention-dropout 0.1 --context-parallel-size 2"
+    for words, reason in (
+        (dropout, "dist.context_parallel: got model.attention_dropout=0.1, expected 0.0"),
+        ("--tensor-model-parallel-size 8", "model.n_heads: got 4, expected a multiple of 8"),
+    ):
+        translation = translate(words)
+        assert translation.settings["dist"] == {"dtype": "float32", "sharding_stage": "zero3"}
+        assert "microbatch_size" not in translation.settings["dataset"]
+        (note,) = (note for note in translation.notes if "zero3" in note)
+        assert reason in note
 
 
 def test_unsupported_arguments_are_omitted_on_request(cli: Cli, tmp_path: Path) -> None:
