@@ -16,7 +16,7 @@ OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 AUTOREGRESSIVE, DIFFUSION = "objective.name=autoregressive", "objective.name=masked_diffusion"
 Stage = Literal["zero0", "zero1", "zero2", "zero3", "zero2_hybrid", "zero3_hybrid"]
 SHARDED = "dist.sharding_stage=zero1|zero2|zero3|zero2_hybrid|zero3_hybrid"
-TORCH, DEEPSPEED = "dist.engine=torch", "dist.engine=deepspeed"
+TORCH, DEEPSPEED, MUON = "dist.engine=torch", "dist.engine=deepspeed", "optim.kind=muon"
 COMPLETEP, SCALED = "model.parametrization=completep", "model.parametrization=mup|completep"
 ROTARY, LLAMA3 = "model.positions=rotary", "model.rope_scaling=llama3"
 DECAYS, WSD = "lr_scheduler.kind=cosine|linear|wsd", "lr_scheduler.kind=wsd"
@@ -316,8 +316,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or Muon (arXiv 2502.16982).
 
+    kind: muon: Muon for the matrices of the blocks, AdamW for the
+        embedding, the head, gains and biases; lr and weight_decay
+        of AdamW apply to both
+    momentum: muon: decay rate of the mean gradient
     lr: peak learning rate
     weight_decay: weight decay of matrices; gains of norms have none
     beta1: decay rate of the mean gradient
@@ -328,6 +332,8 @@ class OptimConfig:
         built from source
     """
 
+    kind: Literal["adamw", "muon"] = option("adamw", identity=IF_CHANGED, needs=f"{TORCH} optim.kernel=torch")
+    momentum: float = option(0.95, at_least=0, below=1, unit="-", identity=IF_CHANGED, needs=MUON)
     lr: float = positive(0.0003, "-", identity=ALWAYS)
     weight_decay: float = option(0.1, at_least=0, unit="-", identity=ALWAYS)
     beta1: float = option(0.9, at_least=0, below=1, unit="-", identity=ALWAYS)

@@ -43,7 +43,8 @@ class Engine(Protocol):
         """Return on rank 0 the full state on the CPU, independent of layout and engine; {} on other ranks.
 
         {"model": {name: tensor}, "optim": {"state":
-        {name: {"exp_avg", "exp_avg_sq", "step"}}}}
+        {name: {"exp_avg", "exp_avg_sq", "step"}}}}, or
+        {"momentum_buffer"} for a matrix that Muon updates
         """
         ...
 

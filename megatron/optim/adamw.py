@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from megatron.config.schema import ModelConfig, OptimConfig
-from megatron.plan.parametrization import find_parameter_rule
+from megatron.plan.parametrization import find_parameter_rule, is_hidden_matrix
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MUON_MOMENT = "momentum_buffer"  # as in torch.optim.Muon
 
 
 class FusedAdamW:
@@ -59,33 +60,38 @@ class FusedAdamW:
         """
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
-            states = [self.state[parameter] for parameter in parameters]
-            steps = [state["step"] for state in states]
-            # counted up before the kernel, which uses the
-            # step for bias correction, and back if it skipped
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group.get("lr_tensor", group["lr"]),
-                beta1=self.betas[0],
-                beta2=self.betas[1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=divisor,
-                found_inf=found_inf,
-            )
-            # found_inf is a tensor on the device: 0
-            # or 1 is subtracted without reading it
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
+            if parameters:
+                self.update_group(group, parameters, divisor, found_inf)
+
+    def update_group(
+        self, group: dict[str, Any], parameters: list[Any], divisor: Tensor, found_inf: Tensor
+    ) -> None:
+        """Update `parameters` of a group, which have gradients; the others as in `step`."""
+        states = [self.state[parameter] for parameter in parameters]
+        steps = [state["step"] for state in states]
+        # counted up before the kernel, which uses the
+        # step for bias correction, and back if it skipped
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=group.get("lr_tensor", group["lr"]),
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=found_inf,
+        )
+        # found_inf is a tensor on the device: 0
+        # or 1 is subtracted without reading it
+        torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
 def build_adamw(
@@ -103,21 +109,7 @@ def build_adamw(
         if config.kernel == "apex"
         else torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
     )
-    _fill_state(optimizer)
-    return optimizer
-
-
-def build_fused_adamw(
-    parameters: Mapping[str, nn.Parameter], config: OptimConfig, shape: ModelConfig
-) -> "FusedAdamW | torch.optim.Optimizer":
-    """Build the optimizer of the torch engine for `step_optimizer`: FusedAdamW or apex's kernel.
-
-    Raises the errors of `build_adamw`.
-    """
-    if config.kernel == "apex":
-        return build_adamw(parameters, config, shape)
-    optimizer = FusedAdamW(build_parameter_groups(parameters, config, shape), (config.beta1, config.beta2))
-    _fill_state(optimizer)
+    fill_state(optimizer)
     return optimizer
 
 
@@ -127,19 +119,22 @@ def build_parameter_groups(
     """Group the parameters by rule; weight decay applies to matrices, not to gains and biases.
 
     Each group has `lr_scale`: the learning rate of a step
-    is set as group["lr"] = lr * group["lr_scale"].
+    is set as group["lr"] = lr * group["lr_scale"]. `is_muon` is
+    True for the matrices of the blocks with optim.kind=muon.
     """
     # parameters with equal rules share a group, so
     # that the fused kernel runs once for all of them
-    kinds: dict[tuple[bool, float, float, float], list[nn.Parameter]] = {}
+    kinds: dict[tuple[bool, bool, float, float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            rule = find_parameter_rule(shape, name, parameter.ndim)
-            kind = (parameter.ndim >= 2, rule.lr, rule.weight_decay, rule.eps)
+            rule = find_parameter_rule(shape, name, parameter.ndim, config.kind)
+            is_muon = uses_muon(config, name, parameter.ndim)
+            kind = (is_muon, parameter.ndim >= 2, rule.lr, rule.weight_decay, rule.eps)
             kinds.setdefault(kind, []).append(parameter)
     return [
         {
             "params": members,
+            "is_muon": is_muon,
             # mup: rate lr / m_N and decay wd m_N, so the factor
             # 1 - rate x decay does not depend on the width
             "weight_decay": config.weight_decay * decay if decays else 0.0,
@@ -147,17 +142,25 @@ def build_parameter_groups(
             "lr_scale": lr,
             "eps": config.eps * eps,
         }
-        for (decays, lr, decay, eps), members in kinds.items()
+        for (is_muon, decays, lr, decay, eps), members in kinds.items()
     ]
 
 
-def _fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
+def uses_muon(config: OptimConfig, name: str, n_axes: int) -> bool:
+    """Return whether Muon updates a parameter, given its name in the model and number of axes."""
+    return config.kind == "muon" and is_hidden_matrix(name, n_axes)
+
+
+def fill_state(optimizer: "FusedAdamW | torch.optim.Optimizer") -> None:
     """Initialize moments and step counts of every parameter with zero."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
-        # a tensor on the device of the weights: the fused
-        # kernel reads it there for the bias correction
-        optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            names = (MUON_MOMENT,) if group["is_muon"] else MOMENTS
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+            if not group["is_muon"]:
+                # a tensor on the device of the weights: the fused
+                # kernel reads it there for the bias correction
+                optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
 
 
 def _build_apex(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:

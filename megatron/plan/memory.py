@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from megatron.config.schema import DistConfig, ModelConfig, RunConfig
-from megatron.plan.count import n_params
+from megatron.plan.count import n_non_embedding, n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
 MEMORY_SHARE = 0.85  # estimated share of a device's memory that a microbatch may fill; the rest is fragments
@@ -40,7 +40,7 @@ def _head_bytes(model: ModelConfig, dist: DistConfig, tokens: float) -> float:
 
 
 def _state_bytes(config: RunConfig, n_ranks: int) -> float:
-    """Return the bytes of float32 weights, gradients and AdamW moments, sharded by dist.sharding_stage."""
+    """Return the bytes of float32 weights, gradients and moments, sharded by dist.sharding_stage."""
     dist = config.dist
     # tensor and pipeline ranks hold parts of the matrices
     n_cuts = dist.tensor_parallel * dist.pipeline_parallel
@@ -56,6 +56,10 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     # 8 for both moments. Example: N = 1e9 is 16 GB on one rank.
     # With zero1 on 8 ranks: 4 + 4 + 8/8 = 9 GB, and 2 GB of bfloat16 copies.
     weights, gradients, moments = (4.0 * n, 4.0 * n, 8.0 * n)
+    # Muon has one moment of the matrices of blocks. Gains and
+    # biases, with two, are a thousandth of the blocks.
+    if config.optim.kind == "muon":
+        moments -= 4.0 * n_non_embedding(config.model) / n_cuts
     # ZeRO stages are cumulative: 1 shards moments,
     # 2 also gradients, 3 also weights
     if stage >= 1:

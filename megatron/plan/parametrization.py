@@ -13,6 +13,8 @@ Adam), and to every width and depth under completep (Dey et al., arXiv
     rate of a hidden matrix      lr                  lr / m_N          lr / m_N
     rate of all else             lr                  lr                lr
     decay of a hidden matrix     wd                  wd m_N            wd m_N
+    ... by Muon                  lr                  lr / sqrt(m_N)    lr / sqrt(m_N)
+    ... and its decay            wd                  wd sqrt(m_N)      wd sqrt(m_N)
     AdamW's eps in blocks        eps                 eps / m_N         eps / (m_N m_L)
     ... and outside              eps                 eps / m_N         eps / m_N
     factor of a branch           1                   1                 1 / m_L
@@ -25,10 +27,19 @@ much narrower model starts on a plateau at the entropy of single tokens: with
 grows as the rate shrinks, because AdamW subtracts rate x decay. eps follows
 the size of the gradients, which fall as 1 / m_N through the factor of the
 logits and, in a block, as 1 / m_L through the factor of the branch.
+
+Muon's update has AdamW's root mean square at every width, but another spectral
+norm. A product with a hidden matrix changes equally at every width if the
+spectral norm of the update does not depend on it (Yang et al., arXiv
+2310.17813, condition 1). The entries of AdamW's update are near +-lr, and their
+signs have a low rank, so its spectral norm grows as m_N. The singular values of
+Muon's are equal, about 0.2 sqrt(max(out, in)) lr (Liu et al., arXiv 2502.16982,
+section 2.2): they grow as sqrt(m_N) only.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron.config.schema import ModelConfig
 
@@ -76,15 +87,24 @@ def attention_multiplier(model: ModelConfig) -> float:
     return math.sqrt(model.base_d_head) / model.d_head
 
 
-def find_parameter_rule(model: ModelConfig, name: str, n_axes: int) -> ParameterRule:
-    """Return the rule of a parameter, given its name in the model (with any prefix) and number of axes."""
+def is_hidden_matrix(name: str, n_axes: int) -> bool:
+    """Return whether a parameter is a matrix of a block; gains and biases have one axis."""
+    return "blocks." in name and n_axes >= 2
+
+
+def find_parameter_rule(
+    model: ModelConfig, name: str, n_axes: int, kind: Literal["adamw", "muon"] = "adamw"
+) -> ParameterRule:
+    """Return the rule of a parameter, given its name in the model (with any prefix) and number of axes.
+
+    kind   optimizer of the matrices of the blocks
+    """
     width, depth = width_ratio(model), depth_ratio(model)
     in_block = "blocks." in name
     eps = 1 / (width * depth) if in_block else 1 / width
     # embedding, head, and the vectors of norms
     # and biases keep the std, rate and decay of the base.
-    # n_axes: matrices [out, in] have two, gains and biases one
-    if not in_block or n_axes < 2:
+    if not is_hidden_matrix(name, n_axes):
         return ParameterRule(std=model.init_std, eps=eps)
     # A product with a hidden matrix sums over a number
     # of terms proportional to d_model: a std that falls
@@ -92,4 +112,5 @@ def find_parameter_rule(model: ModelConfig, name: str, n_axes: int) -> Parameter
     std = model.init_std / math.sqrt(width)
     if name.endswith(JOINS_RESIDUAL):
         std /= math.sqrt(2 * model.n_layers / depth)  # L / m_L = L_base under completep, else L
-    return ParameterRule(std=std, lr=1 / width, weight_decay=width, eps=eps)
+    growth = width if kind == "adamw" else math.sqrt(width)  # of the spectral norm of an update
+    return ParameterRule(std=std, lr=1 / growth, weight_decay=growth, eps=eps)

@@ -1,5 +1,7 @@
 """A tiny model in the torch engine of a single process, and batches for it."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -22,13 +24,15 @@ def build_engine(
     shape: ModelConfig = SHAPE,
     seed: int = 0,
     world: World = ALONE,
+    optim: dict[str, Any] | None = None,
     **dist: object,
 ) -> TorchEngine:
     """Build an engine; it computes in float32 unless `dist` has another dtype."""
     model = Gpt(shape)
     init_weights(model, seed)
     config = DistConfig(**{"cpu_only": world is ALONE, "dtype": "float32", **dist})
-    return TorchEngine(model, causal=objective.causal, dist=config, optim=OptimConfig(lr=0.01), world=world)
+    update = OptimConfig(**{"lr": 0.01, **(optim or {})})
+    return TorchEngine(model, causal=objective.causal, dist=config, optim=update, world=world)
 
 
 def build_task(seed: int = 0, objective: Objective = CAUSAL, n_samples: int = 4) -> Task:

@@ -42,6 +42,12 @@ def test_the_state_of_another_model_is_refused(shape, sentence) -> None:
         build_engine().load_state_dict(other)
 
 
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    sentence = "got a state of exp_avg, exp_avg_sq, step, expected momentum_buffer too"
+    with pytest.raises(ValueError, match=f"blocks.0.attention.query.weight: {sentence}"):
+        build_engine(optim={"kind": "muon"}).load_state_dict(build_engine().state_dict())
+
+
 def test_weights_alone_do_not_change_the_optimizer() -> None:
     donor, taker = build_engine(seed=1), build_engine(seed=0)
     taker.step([build_task()], 0.01)
@@ -122,9 +128,11 @@ def test_the_head_of_diffusion_computes_masked_positions() -> None:
     assert ops.rows_of_head == n_hidden
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_nothing_in_a_step_waits_for_the_device(dtype: str) -> None:
-    trained = build_engine(dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "optim"), [("float32", {}), ("bfloat16", {}), ("float16", {}), ("float32", {"kind": "muon"})]
+)
+def test_nothing_in_a_step_waits_for_the_device(dtype: str, optim: dict[str, Any]) -> None:
+    trained = build_engine(dtype=dtype, optim=optim)
     tasks = [build_task(0), build_task(seed=1)]
     trained.step(tasks, 0.01)
     with Counting() as ops:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from megatron.config.schema import ModelConfig, OptimConfig
-from megatron.optim.adamw import build_adamw, build_fused_adamw, set_lr, step_optimizer
+from megatron.optim.adamw import build_adamw, set_lr, step_optimizer
+from megatron.optim.muon import build_optimizer
 
 CONFIG = OptimConfig(lr=0.1, weight_decay=0.5, beta1=0.9, beta2=0.95, eps=1e-8)
 SHAPE = ModelConfig()
@@ -26,7 +27,7 @@ def pair() -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def test_the_first_step_is_the_sign_and_matrices_decay(pair) -> None:
-    optimizer = build_fused_adamw(name_parameters(pair), CONFIG, SHAPE)
+    optimizer = build_optimizer(name_parameters(pair), CONFIG, SHAPE)
     set_lr(optimizer, 0.1)
     step_optimizer(optimizer, torch.tensor(3.0), torch.tensor(True))
     # Adam's first step is lr * sign; decay is lr * weight_decay * weight
@@ -41,7 +42,7 @@ def test_ten_steps_are_bit_equal_to_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(5, 3, generator=generator), torch.randn(7, generator=generator)
     copies = [tuple(nn.Parameter(weight.clone()) for weight in weights) for _ in range(3)]
-    fused, on_device = (build_fused_adamw(name_parameters(pair), CONFIG, SHAPE) for pair in copies[:2])
+    fused, on_device = (build_optimizer(name_parameters(pair), CONFIG, SHAPE) for pair in copies[:2])
     reference = build_adamw(name_parameters(copies[2]), CONFIG, SHAPE)
     on_device.keep_lr_on_device()
     for step in range(10):

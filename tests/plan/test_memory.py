@@ -169,6 +169,14 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_before_sharding
     assert sizes == pytest.approx([16 * n, 10 * n, 7 * n, 4 * n])
 
 
+def test_muon_has_one_moment_of_the_matrices_of_blocks() -> None:
+    plain = make_small_config(2, "float32")
+    muon = replace(plain, optim=replace(plain.optim, kind="muon"))
+    matrices = [p.numel() for n, p in Gpt(plain.model).named_parameters() if "blocks" in n and p.ndim == 2]
+    saved = memory.estimate_memory(plain) - memory.estimate_memory(muon)
+    assert saved == pytest.approx(4 * sum(matrices), rel=0.02)
+
+
 def test_smaller_microbatches_and_recomputed_blocks_need_less() -> None:
     plain = make_small_config(8, "float32")
     small = replace(plain, dataset=replace(plain.dataset, microbatch_size=1))

@@ -8,7 +8,8 @@ import torch
 from megatron.config.schema import ModelConfig, OptimConfig
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
-from megatron.optim.adamw import build_adamw, build_fused_adamw, set_lr, step_optimizer
+from megatron.optim.adamw import build_adamw, set_lr, step_optimizer
+from megatron.optim.muon import build_optimizer
 
 
 def build_shape(parametrization: str, width: int = 32, depth: int = 2, **more: Any) -> ModelConfig:
@@ -64,7 +65,7 @@ def test_multipliers_are_applied_as_in_the_table() -> None:
 def test_every_group_uses_the_scheduled_rate_times_its_scale() -> None:
     model = Gpt(wide := build_shape("mup", width=64))
     init_weights(model, seed=0)
-    optimizer = build_fused_adamw(dict(model.named_parameters()), OptimConfig(weight_decay=0.0), wide)
+    optimizer = build_optimizer(dict(model.named_parameters()), OptimConfig(weight_decay=0.0), wide)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

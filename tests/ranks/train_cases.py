@@ -4,7 +4,7 @@ Keys of a case, all optional but the first:
 
     name           of its files: rank 0 writes OUT/NAME.result, and the state after SAVED_AFTER steps, NAME.pt
     layout         settings of `dist`, such as "pipeline_parallel=2 zero1"
-    model, objective            sections of the configuration
+    model, objective, optim     sections of the configuration
     microbatches   per step and rank
     resume         resume from the state after SAVED_AFTER steps
     load           path of a state of another layout, to resume from
@@ -12,6 +12,7 @@ Keys of a case, all optional but the first:
     load_shards    folder of shards of another layout, to resume from
     poison         step whose loss is NaN on the last rank
     record_dtypes  only a step that records dtypes, and two further steps
+    gradients      only updates by gradients that are bit-equal in every layout
 """
 
 import os
@@ -31,6 +32,7 @@ from megatron.config.yaml_file import parse_overrides
 from megatron.model.initialization import init_weights
 from megatron.model.transformer import Block, Gpt, RmsNorm
 from megatron.objective.task import Objective, Task
+from megatron.optim.adamw import set_lr, step_optimizer
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World, open_world
 from megatron.plan.resolve import resolve_config
@@ -65,7 +67,7 @@ def build_config(case: Case, n_ranks: int) -> RunConfig:
             "model": {**MODEL, "vocab_rows": 64, **case.get("model", {})},
             "dataset": {"seq_len": SEQ, "batch_size": BATCH, "microbatch_size": rows},
             "objective": case.get("objective", {}),
-            "optim": {"lr": 0.01, "grad_clip": 0.5},
+            "optim": {"lr": 0.01, "grad_clip": 0.5, **case.get("optim", {})},
             "lr_scheduler": {"total_iterations": N_STEPS},
         }
     )
@@ -194,6 +196,24 @@ def record_dtypes(config: RunConfig, world: World) -> dict[str, Any]:
     return {"dtypes": recorder.as_dict(trained.engine), "losses": trained.run_steps(0, 2)["losses"]}
 
 
+def update_by_gradients(config: RunConfig, world: World) -> dict[str, Any]:
+    """Return the full state after updates by random gradients, the same in every layout."""
+    engine = Trained(config, world).engine
+    for step in range(N_STEPS):
+        engine.weights.refresh()
+        gradients = {}
+        for i, (name, kinds) in enumerate(engine.shapes.items()):
+            generator = torch.Generator().manual_seed(100 * step + i)
+            gradients[name] = torch.randn(kinds["weight"], generator=generator)
+        for name, tensor in engine.weights:
+            tensor.grad = engine.weights.slice_local(name, gradients[name])
+        set_lr(engine.optimizer, 0.01)
+        # the third step is skipped, as one with NaN
+        step_optimizer(engine.optimizer, torch.tensor(2.0), torch.tensor(step != 2))
+    state: dict[str, Any] = engine.state_dict()
+    return state
+
+
 def run_cases(cases: list[Case], out: Path) -> None:
     """Run all cases in sequence in one process group."""
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -203,6 +223,8 @@ def run_cases(cases: list[Case], out: Path) -> None:
             layout = replace(world, layout=build_layout(config.dist, n_ranks, n_ranks))
             if case.get("record_dtypes"):
                 result = record_dtypes(config, layout)
+            elif case.get("gradients"):
+                result = update_by_gradients(config, layout)
             else:
                 result = run_case(case, config, layout, out)
             if world.is_first:

@@ -3,7 +3,7 @@
     python tools/bench/coordinate_check.py --out coordinates.html
     python tools/bench/coordinate_check.py --widths 64 128 256 512 --lr 2e-3 --steps 10
 
-Small models of each parametrization take a few AdamW steps at one learning rate. With mup the change of every
+Small models of each parametrization take a few steps at one learning rate. With mup the change of every
 activation is the same at each width, with completep also at each depth. With standard it grows, so the
 largest stable learning rate of a larger model is smaller (Yang et al., arXiv 2203.03466, appendix D.1). The
 tool prints the power of width and depth that
@@ -26,7 +26,8 @@ from megatron.model.initialization import init_weights
 from megatron.model.transformer import Gpt
 from megatron.objective.autoregressive import Autoregressive
 from megatron.objective.task import Task, compute_task_loss
-from megatron.optim.adamw import build_adamw
+from megatron.optim.adamw import step_optimizer
+from megatron.optim.muon import build_optimizer
 from megatron.report.plot_coordinates import CoordinateSweep, write_coordinate_page
 
 PARAMETRIZATIONS = ("standard", "mup", "completep")
@@ -44,7 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--d-head", type=positive_int, default=32, metavar="D", help="channels of an attention head")
     add("--n-tokens", type=positive_int, default=255, metavar="N", help="tokens of the vocabulary")
     add = parser.add_argument_group("training").add_argument
-    add("--lr", type=float, default=4e-3, metavar="RATE", help="learning rate of AdamW, for every size")
+    add("--lr", type=float, default=4e-3, metavar="RATE", help="learning rate, for every size")
+    add("--optimizer", choices=("adamw", "muon"), default="adamw", help="optim.kind")
     add("--steps", type=positive_int, default=10, metavar="N", help="training steps of each model")
     add("--seeds", type=positive_int, default=2, metavar="N", help="models per point, whose RMS is plotted")
     add("--threads", type=positive_int, metavar="N", help="default: torch's choice")
@@ -83,29 +85,26 @@ def make_text(n_tokens: int, n_samples: int, seq_len: int, seed: int) -> np.ndar
 
 
 def measure_coordinates(
-    shape: ModelConfig, *, lr: float, n_steps: int, seed: int = 0, n_samples: int = 8, seq_len: int = 64
+    shape: ModelConfig, optim: OptimConfig, *, n_steps: int, seed: int = 0, n_samples: int = 8
 ) -> dict[str, list[float]]:
     """Return, per quantity, the RMS of its change since initialization after steps 1..n_steps.
 
     `attention` and `feed_forward` are the outputs of the branches of the last block, `residual` is the input
-    of the final norm. A new model is trained with AdamW at a constant `lr`. Each step uses its own batch, and
-    the activations are from one additional batch.
+    of the final norm. A new model is trained at the constant rate `optim.lr`. Each step uses its own batch of
+    64-token samples, and the activations are from one additional batch.
     """
     model = Gpt(shape)
     init_weights(model, seed)
-    optimizer = build_adamw(dict(model.named_parameters()), OptimConfig(lr=lr), shape)
-    objective = Autoregressive()
-    numbers = np.arange(n_samples)
-    batches = [make_text(shape.n_tokens, n_samples, seq_len, seed + i) for i in range(n_steps + 1)]
-    tasks = [objective.corrupt(batch, numbers) for batch in batches]
+    optimizer = build_optimizer(dict(model.named_parameters()), optim, shape)
+    batches = [make_text(shape.n_tokens, n_samples, seq_len=64, seed=seed + i) for i in range(n_steps + 1)]
+    tasks = [Autoregressive().corrupt(batch, np.arange(n_samples)) for batch in batches]
     at_first = record_activations(model, tasks[0])
     moved: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     for task in tasks[1:]:
-        (
-            compute_task_loss(model.hidden_states(task.inputs, True), model.head_weight, task)[0] / task.count
-        ).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = compute_task_loss(model.hidden_states(task.inputs, True), model.head_weight, task)[0]
+        (loss / task.count).backward()
+        step_optimizer(optimizer, torch.ones(()), torch.tensor(True))
+        model.zero_grad()
         for name, now in record_activations(model, tasks[0]).items():
             # always against the activations at initialization, on the same batch
             moved[name].append((now - at_first[name]).square().mean().sqrt().item())
@@ -136,11 +135,12 @@ def record_activations(model: Gpt, task: Task) -> dict[str, Tensor]:
 def run_sweep(args: argparse.Namespace, parametrization: str, axis: str) -> CoordinateSweep:
     """Measure one parametrization over the widths at the base depth, or over the depths at the base width."""
     moved: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    optim = OptimConfig(kind=args.optimizer, lr=args.lr)
     sizes = args.widths if axis == "width" else args.depths
     for size in sizes:
         width, depth = (size, args.depths[0]) if axis == "width" else (args.widths[0], size)
         model = build_shape(args, parametrization, width, depth)
-        runs = [measure_coordinates(model, lr=args.lr, n_steps=args.steps, seed=i) for i in range(args.seeds)]
+        runs = [measure_coordinates(model, optim, n_steps=args.steps, seed=i) for i in range(args.seeds)]
         for name in QUANTITIES:
             # root mean square over seeds of the change after the last step
             moved[name].append(float(np.sqrt(np.mean([run[name][-1] ** 2 for run in runs]))))
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             slopes = "".join(f"{done.fit_slope(name):14.2f}" for name in QUANTITIES)
             print(f"{axis:8} {parametrization:12}{slopes}", flush=True)
     settings = (
-        f"{args.steps} steps of AdamW at a rate of {args.lr:g}, {args.seeds} models per point. "
+        f"{args.steps} steps of {args.optimizer} at a rate of {args.lr:g}, {args.seeds} models per point. "
         f"Width varies at {args.depths[0]} blocks, depth at width {args.widths[0]}; these are the base sizes."
     )
     write_coordinate_page(sweeps, settings, args.out)

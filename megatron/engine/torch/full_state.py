@@ -2,8 +2,8 @@
 
     {"model": {name: tensor}, "optim": {"state": {name: {"exp_avg", "exp_avg_sq", "step"}}}}
 
-`name` is the parameter name of the single-GPU model.
-Any layout can load the state of any other.
+`name` is the parameter name of the single-GPU model. The matrices that Muon updates
+have `momentum_buffer` instead. Any layout can load the state of any other.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.engine.torch.rank_weights import RankWeights
-from megatron.optim.adamw import MOMENTS, FusedAdamW, sync_step_counts
+from megatron.optim.adamw import FusedAdamW, sync_step_counts
 from megatron.parallel.world import World
 
-SCALARS = ("step",)
+# name -> kind -> full shape, of `weight` and of the optimizer's state
+Shapes = dict[str, dict[str, torch.Size]]
 
 
 def collect_state(
-    weights: RankWeights, optimizer: FusedAdamW | torch.optim.Optimizer, shapes: dict[str, torch.Size]
+    weights: RankWeights, optimizer: FusedAdamW | torch.optim.Optimizer, shapes: Shapes
 ) -> dict[str, Any]:
     """Return the full state on rank 0, {} on the others. Collective."""
     world = weights.world
@@ -40,12 +41,10 @@ def collect_state(
     return state if world.is_first else {}
 
 
-def _iterate_entries(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, str, torch.Size]]:
-    for name, shape in shapes.items():
-        for kind in ("weight", *MOMENTS):
+def _iterate_entries(shapes: Shapes) -> Iterator[tuple[str, str, torch.Size]]:
+    for name, kinds in shapes.items():
+        for kind, shape in kinds.items():
             yield name, kind, shape
-        for kind in SCALARS:
-            yield name, kind, torch.Size(())
 
 
 def _get_local_entry(
@@ -96,12 +95,12 @@ def distribute_state(
     state: dict[str, Any],
     weights: RankWeights,
     optimizer: FusedAdamW | torch.optim.Optimizer,
-    shapes: dict[str, torch.Size],
+    shapes: Shapes,
 ) -> None:
     """Load the result of `collect_state` from rank 0's argument; every rank keeps its part. Collective.
 
     A state without `optim` does not change the optimizer.
-    Raises ValueError on every rank for another model's state.
+    Raises ValueError on every rank for the state of another model or optimizer.
     """
     world = weights.world
     weights.refresh()
@@ -135,16 +134,21 @@ def _broadcast_check(problem: str | None, has_optim: bool, world: World) -> tupl
     return payload[0], payload[1]
 
 
-def _find_difference(state: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
-    """Return an error text if a full state does not match this model, otherwise None."""
+def _find_difference(state: dict[str, Any], shapes: Shapes) -> str | None:
+    """Return an error text if a full state does not match this model and optimizer, otherwise None."""
     try:
         shapes_got = {name: tuple(tensor.shape) for name, tensor in state["model"].items()}
-        moments = set(state["optim"]["state"]) if state.get("optim") else set(shapes)
+        moments = state["optim"]["state"] if state.get("optim") else shapes
+        kinds_got = {name: set(kinds) for name, kinds in moments.items()}
     except (KeyError, TypeError, AttributeError) as error:
         return f"the state has no weights by name ({error})"
-    for name, shape in shapes.items():
-        if shapes_got.get(name) != tuple(shape) or name not in moments:
+    for name, kinds in shapes.items():
+        shape = tuple(kinds["weight"])
+        if shapes_got.get(name) != shape or name not in moments:
             got = list(shapes_got[name]) if name in shapes_got else "none"
             return f"{name}: got {got}, expected {list(shape)}"
+        missing = kinds.keys() - kinds_got[name] - {"weight"}
+        if missing:
+            return f"{name}: got a state of {', '.join(sorted(kinds_got[name]))}, expected {min(missing)} too"
     unexpected = sorted(set(shapes_got) - set(shapes))
     return f"{unexpected[0]} is not in this model" if unexpected else None

@@ -16,7 +16,8 @@ from megatron.engine.torch.passes import build_passes
 from megatron.engine.torch.rank_weights import RankWeights
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
-from megatron.optim.adamw import build_fused_adamw, set_lr, step_optimizer
+from megatron.optim.adamw import set_lr, step_optimizer
+from megatron.optim.muon import build_optimizer, list_shapes
 from megatron.parallel.collectives import sum_over_group
 from megatron.parallel.dtensor import to_local
 from megatron.parallel.mesh import build_mesh
@@ -37,12 +38,12 @@ class TorchEngine:
         """Parallelize an initialized model in place. Collective."""
         self.world, self.grad_clip, self.shape = world, optim.grad_clip, model.config
         # full shapes: sharding changes the parameters' shapes
-        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.shapes = {name: list_shapes(optim, name, p.shape) for name, p in model.named_parameters()}
         self.mesh = build_mesh(world, sharded=uses_fsdp(dist, world))
         self.is_compiled = choose_compilation(dist, world)
         self.passes = build_passes(model, causal, dist, world, self.mesh, self.is_compiled)
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
-        self.optimizer = build_fused_adamw(self.weights.local_tensors, optim, model.config)
+        self.optimizer = build_optimizer(self.weights.local_tensors, optim, model.config, self.weights)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
 
     def _autocast_context(self) -> AbstractContextManager[None]:
