@@ -322,6 +322,8 @@ class OptimConfig:
         embedding, the head, gains and biases; lr and weight_decay
         of AdamW apply to both
     momentum: muon: decay rate of the mean gradient
+    ema_decay: decay per step of an exponential moving average of the
+        weights, which is scored beside them; default: no average
     lr: peak learning rate
     weight_decay: weight decay of matrices; gains of norms have none
     beta1: decay rate of the mean gradient
@@ -334,6 +336,7 @@ class OptimConfig:
 
     kind: Literal["adamw", "muon"] = option("adamw", identity=IF_CHANGED, needs=f"{TORCH} optim.kernel=torch")
     momentum: float = option(0.95, at_least=0, below=1, unit="-", identity=IF_CHANGED, needs=MUON)
+    ema_decay: float | None = option(None, above=0, below=1, unit="-", identity=IF_CHANGED, needs=TORCH)
     lr: float = positive(0.0003, "-", identity=ALWAYS)
     weight_decay: float = option(0.1, at_least=0, unit="-", identity=ALWAYS)
     beta1: float = option(0.9, at_least=0, below=1, unit="-", identity=ALWAYS)

@@ -1,6 +1,7 @@
 """The interface of the training engines; the training loop depends on nothing else."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,12 +40,17 @@ class Engine(Protocol):
         """Return (nats of each sample [B], tokens) without gradients; tokens are counted as in a step."""
         ...
 
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Replace the weights by their moving average (optim.ema_decay) within the context, to score it."""
+        ...
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return on rank 0 the full state on the CPU, independent of layout and engine; {} on other ranks.
 
         {"model": {name: tensor}, "optim": {"state":
         {name: {"exp_avg", "exp_avg_sq", "step"}}}}, or
-        {"momentum_buffer"} for a matrix that Muon updates
+        {"momentum_buffer"} for a matrix that Muon updates;
+        and "ema" with optim.ema_decay
         """
         ...
 

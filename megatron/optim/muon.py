@@ -17,6 +17,7 @@ from megatron.optim.adamw import (
     fill_state,
     uses_muon,
 )
+from megatron.optim.ema import EMA
 
 NS_COEFFICIENTS = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)  # of torch.optim.Muon
 
@@ -112,6 +113,7 @@ def build_optimizer(
 def list_shapes(config: OptimConfig, name: str, shape: torch.Size) -> dict[str, torch.Size]:
     """Return the full shapes of a parameter and of its entries in the optimizer's state, by kind."""
     is_muon = uses_muon(config, name, len(shape))
-    moments = (MUON_MOMENT,) if is_muon else MOMENTS
-    shapes = dict.fromkeys(("weight", *moments), shape)
+    kinds = ["weight", MUON_MOMENT] if is_muon else ["weight", *MOMENTS]
+    kinds += [] if config.ema_decay is None else [EMA]
+    shapes = dict.fromkeys(kinds, shape)
     return shapes if is_muon else {**shapes, "step": torch.Size(())}

@@ -60,6 +60,7 @@ def _state_bytes(config: RunConfig, n_ranks: int) -> float:
     # biases, with two, are a thousandth of the blocks.
     if config.optim.kind == "muon":
         moments -= 4.0 * n_non_embedding(config.model) / n_cuts
+    moments += 0.0 if config.optim.ema_decay is None else 4.0 * n  # the average is sharded as the moments
     # ZeRO stages are cumulative: 1 shards moments,
     # 2 also gradients, 3 also weights
     if stage >= 1:

@@ -18,6 +18,7 @@ trunk                     the run whose first steps this run shares; the run its
                           it shares none
 cell                      equal for runs that differ only in their seed
 test_loss, test_loss_se   the same for dataset.path_test, which was not used to select runs
+loss_ema                  held-out loss of the moving average of the weights
 
 Numbers are float64 with NaN for unknown ones, text is None where it is unknown.
 `df.attrs["warnings"]` lists problems of the table. `read_runs` adds the column
@@ -48,7 +49,7 @@ COLUMNS = {
     "epochs": float, "train_flops": float, "flops_6nd": float, "seq_len": int,
     "loss": float, "loss_se": float, "n_tokens_scored": int, "wall_s": float, "tps": float,
     "path": str, "annealed": int, "held_out": int, "trunk": str, "cell": str,
-    "test_loss": float, "test_loss_se": float,
+    "test_loss": float, "test_loss_se": float, "loss_ema": float,
 }  # fmt: skip
 SCORE_PREFIX = "score_"  # additional columns, one per downstream task
 NOTE = "note"
@@ -56,7 +57,8 @@ PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
 SORTED_BY = ["objective", "n_params", "train_tokens", "run"]  # unknown values are last
 STUDY_COLUMNS = ["held_out", "trunk", "cell"]  # from the study's plan
 RESULT_COLUMNS = (
-    "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se"
+    "loss_se", "n_tokens_scored", "wall_s", "train_tokens", "train_flops", "test_loss", "test_loss_se",
+    "loss_ema",
 )  # fmt: skip
 MAX_NUMBER = 1e300  # limit for numbers in files, so that their sums and products stay finite
 # A run without a result that has written nothing for this long has stopped.

@@ -174,11 +174,14 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
     in between resumes from the previous checkpoint, drops the line
     and logs it again. In the other order the loss would never be logged.
     """
-    held_out = test = None
+    held_out = test = averaged = None
     ends = state.step == run.plan.n_steps
     if run.held_out is not None:
         held_out = _score(run, state, run.held_out)
         state = state.after_validation(held_out.loss)
+        if run.config.optim.ema_decay is not None:
+            with run.engine.averaged_weights():
+                averaged = _score(run, state, run.held_out).loss
     if run.test is not None and ends:
         test = _score(run, state, run.test)
     name = None if saver is None else saver.next_name()
@@ -188,14 +191,14 @@ def _score_and_save(run: Run, state: TrainState, record: MetricsLogger, saver: S
         checkpoints = find_checkpoints(run.checkpoints, run.config.checkpoint.prefix)
         name = checkpoints[-1].path.name if checkpoints else None
     if held_out is not None and not (ends and saver is None and _is_scored(run, state.step)):
-        record.log_validation(state, held_out, name)
+        record.log_validation(state, held_out, name, averaged)
     if saver is not None:
         saver.save(state, name=name)
     if ends:
         if saver is not None:
             saver.wait()  # the result marks the run as done: the checkpoint must be complete
         if run.world.is_first:
-            write_json(run.folder / RESULT, _build_result(run, state, held_out, test))
+            write_json(run.folder / RESULT, _build_result(run, state, held_out, averaged, test))
     return state
 
 
@@ -254,7 +257,11 @@ def _truncate_metrics(run: Path, step: int) -> None:
 
 
 def _build_result(
-    run: Run, state: TrainState, held_out: HeldOutLoss | None, test: HeldOutLoss | None
+    run: Run,
+    state: TrainState,
+    held_out: HeldOutLoss | None,
+    averaged: float | None,
+    test: HeldOutLoss | None,
 ) -> dict[str, object]:
     device = run.world.device
     gpu = device.type == "cuda"
@@ -265,6 +272,7 @@ def _build_result(
         "loss_se": None if held_out is None else held_out.loss_se,
         "mc_se": None if held_out is None else held_out.mc_se,
         "n_tokens_scored": 0 if held_out is None else held_out.n_tokens,
+        **({} if averaged is None else {"loss_ema": averaged}),
         **tested,
         "step": state.step,
         "train_tokens": state.tokens_seen,

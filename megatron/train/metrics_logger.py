@@ -131,8 +131,17 @@ class MetricsLogger:
         )
         log.info(format_log_line(state.step, loss, grad_norm, memory, tps_of_rank, tflops, mfu))
 
-    def log_validation(self, state: TrainState, held_out: HeldOutLoss, checkpoint: str | None) -> None:
-        """Log a held-out loss with its checkpoint; NaN or Inf is written as null, with a warning."""
+    def log_validation(
+        self,
+        state: TrainState,
+        held_out: HeldOutLoss,
+        checkpoint: str | None,
+        averaged: float | None = None,
+    ) -> None:
+        """Log a held-out loss with its checkpoint; NaN or Inf is written as null, with a warning.
+
+        averaged   loss of the moving average of the weights
+        """
         if not math.isfinite(held_out.loss) and self.world.is_first:
             text = "step %d: got a held-out loss of %s, expected a finite number"
             log.warning(text, state.step, held_out.loss)
@@ -142,11 +151,13 @@ class MetricsLogger:
                 "step": state.step,
                 "tokens": state.tokens_seen,
                 **asdict(held_out),
+                **({} if averaged is None else {"loss_ema": averaged}),
                 "checkpoint": checkpoint,
             }
         )
         error = "" if held_out.loss_se is None else f" +- {held_out.loss_se:.5f}"
-        log.info("step: %d  held-out loss: %.5f%s", state.step, held_out.loss, error)
+        average = "" if averaged is None else f"  of the average: {averaged:.5f}"
+        log.info("step: %d  held-out loss: %.5f%s%s", state.step, held_out.loss, error, average)
 
     def _write_line(self, line: dict[str, Any]) -> None:
         if self.file is None:

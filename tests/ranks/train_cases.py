@@ -33,6 +33,7 @@ from megatron.model.initialization import init_weights
 from megatron.model.transformer import Block, Gpt, RmsNorm
 from megatron.objective.task import Objective, Task
 from megatron.optim.adamw import set_lr, step_optimizer
+from megatron.optim.ema import update_ema
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World, open_world
 from megatron.plan.resolve import resolve_config
@@ -114,6 +115,13 @@ class Trained:
         nats = self.engine.score(self.objective.corrupt(tokens, np.arange(BATCH), draw=0))[0]
         return (sum_over_ranks(nats, self.world) / self.world.dp_size).tolist()
 
+    def score_average(self) -> list[float]:
+        """Return the scores of `score_batch` of the moving average of the weights, [] without one."""
+        if self.config.optim.ema_decay is None:
+            return []
+        with self.engine.averaged_weights():
+            return self.score_batch()
+
     def save_sharded(self, folder: Path) -> None:
         """Write shards from a copy, which later steps must not change."""
         sharded.wait_for_write(folder, sharded.write_sharded_async(folder, self.engine.sharded_state(), None))
@@ -136,6 +144,7 @@ def run_case(case: Case, config: RunConfig, world: World, out: Path) -> dict[str
         trained.save_sharded(out / case["name"])
     rest = trained.run_steps(SAVED_AFTER, N_STEPS)
     result = {"whole": {key: values + rest[key] for key, values in whole.items()}}
+    result |= {"averaged": [trained.score_average()]}
     result |= {"scored": trained.score_batch(), "timeouts": read_timeouts()}
     if not case.get("resume"):
         return result
@@ -146,10 +155,12 @@ def run_case(case: Case, config: RunConfig, world: World, out: Path) -> dict[str
         state = torch.load(case["load"], weights_only=True) if world.is_first else {}
         resumed.engine.load_state_dict(state)
         result["moved"] = resumed.run_steps(SAVED_AFTER, N_STEPS)
+        result["averaged"].append(resumed.score_average())
     shards = out / case["name"] if in_shards else case.get("load_shards")
     if shards is not None:
         resumed.load_sharded(Path(shards))
         result["sharded"] = resumed.run_steps(SAVED_AFTER, N_STEPS)
+        result["averaged"].append(resumed.score_average())
     return result
 
 
@@ -210,6 +221,7 @@ def update_by_gradients(config: RunConfig, world: World) -> dict[str, Any]:
         set_lr(engine.optimizer, 0.01)
         # the third step is skipped, as one with NaN
         step_optimizer(engine.optimizer, torch.tensor(2.0), torch.tensor(step != 2))
+        update_ema(engine.optimizer, config.optim.ema_decay)
     state: dict[str, Any] = engine.state_dict()
     return state
 

@@ -5,7 +5,7 @@ import torch
 
 from megatron.checkpoint import layout, store
 from megatron.config.read import config_to_dict
-from megatron.io import code_revision
+from megatron.io import code_revision, read_json
 from megatron.plan.run_dir import METRICS
 from megatron.train.build import build_schedule
 from megatron.train.loop import open_feed
@@ -13,7 +13,7 @@ from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 from tests.conftest import flip_middle_bit
-from tests.train.conftest import read_error
+from tests.train.conftest import list_saved, read_error, read_lines, remove_end, save_every
 
 
 def assert_equal(result: object, expected: object) -> None:
@@ -92,3 +92,28 @@ def test_damaged_checkpoints_alone_do_not_restart_a_run(small_run, pretrain, tmp
     with pytest.raises(ValueError, match="all 2 checkpoints are damaged"):
         resume_run(small_run(tmp_path, f"checkpoint.branch_from={paths[0]}"))
     assert resume_run(small_run(tmp_path, "checkpoint.resume=never")) == TrainState()
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_the_average_of_the_weights_is_scored_and_resumed(pretrain, tmp_path, kind) -> None:
+    """Its loss at the end is that of the averages of all steps, computed here from a checkpoint of each."""
+    changes = ["optim.ema_decay=0.5", "optim.kind=muon", f"checkpoint.state_dict_type={kind}", save_every(1)]
+    changes += ["checkpoint.keep_last=null", "lr_scheduler.total_iterations=6"]
+    whole = tmp_path / "whole"
+    pretrain(whole, *changes)
+    *_, line = read_lines(whole, "validation")
+    result = read_json(whole / "result.json")
+    assert line["loss_ema"] == result["loss_ema"] != result["loss"]
+    parts = [store.load_checkpoint(checkpoint.path)[0] for checkpoint in list_saved(whole)]
+    averages = parts[0]["optim"]["state"]["embedding.weight"]["ema"].double()
+    for part in parts[1:]:
+        averages = 0.5 * averages + 0.5 * part["model"]["embedding.weight"].double()
+    saved = parts[-1]["optim"]["state"]["embedding.weight"]["ema"]
+    torch.testing.assert_close(saved.double(), averages, rtol=1e-6, atol=1e-7)
+    remove_end(whole)
+    pretrain(whole, *changes)
+    assert read_json(whole / "result.json")["loss_ema"] == result["loss_ema"]
+    # the state of one optimizer does not continue with another
+    remove_end(whole)
+    error = read_error(pretrain(whole, *changes, "optim.kind=adamw", status=1))
+    assert "checkpoint of another run (optim.kind was 'muon', is 'adamw')" in error

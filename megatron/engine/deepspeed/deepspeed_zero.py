@@ -4,6 +4,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -108,6 +109,10 @@ class DeepSpeedEngine:
         """Return (nats of each sample, float64 [B], number of tokens)."""
         self.engine.eval()
         return self.engine(task.to(self.world.device), True), task.count
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Raise ValueError: the schema refuses optim.ema_decay for this engine."""
+        raise ValueError("optim.ema_decay: got dist.engine=deepspeed, expected torch")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the full state on rank 0, {} elsewhere, under the single-GPU model's names. Collective."""

@@ -1,7 +1,7 @@
 """The torch engine: training steps for every parallel layout and precision."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from megatron.engine.torch.rank_weights import RankWeights
 from megatron.model.transformer import Gpt
 from megatron.objective.task import Task
 from megatron.optim.adamw import set_lr, step_optimizer
+from megatron.optim.ema import start_ema, swap_ema, update_ema
 from megatron.optim.muon import build_optimizer, list_shapes
 from megatron.parallel.collectives import sum_over_group
 from megatron.parallel.dtensor import to_local
@@ -44,6 +45,9 @@ class TorchEngine:
         self.passes = build_passes(model, causal, dist, world, self.mesh, self.is_compiled)
         self.weights = RankWeights(self.passes.named_parameters(), world, self.passes.duplicated)
         self.optimizer = build_optimizer(self.weights.local_tensors, optim, model.config, self.weights)
+        self.ema_decay = optim.ema_decay
+        if self.ema_decay is not None:
+            start_ema(self.optimizer)
         self.loss_scale = LossScale(world.device) if dist.dtype == "float16" else None
 
     def _autocast_context(self) -> AbstractContextManager[None]:
@@ -103,6 +107,8 @@ class TorchEngine:
             # min(1, grad_clip / (norm + 1e-6))
             divisor = divisor * ((norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         step_optimizer(self.optimizer, divisor, is_finite)
+        if self.ema_decay is not None:
+            update_ema(self.optimizer, self.ema_decay)
         return norm.float()
 
     @torch.no_grad()
@@ -116,6 +122,18 @@ class TorchEngine:
             nats = self.passes.score(task)
         counted = float(self.passes.has_loss)
         return nats * counted, task.count if self.passes.has_loss else 0
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Replace the weights by their moving average within the context, in which `score` may be called."""
+        # FSDP gathers weights from these shards again in the next forward
+        self.weights.refresh()
+        swap_ema(self.optimizer)
+        try:
+            yield
+        finally:
+            self.weights.refresh()
+            swap_ema(self.optimizer)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the full state on rank 0, {} elsewhere; see `full_state`. Collective."""
