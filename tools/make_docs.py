@@ -21,7 +21,7 @@ import yaml
 from megatron.cli import create_parser, run_main
 from megatron.config.megatron_args import PAGE, load_rows
 from megatron.config.option import list_choices, read_switch, split_type
-from megatron.config.presets import load_epoch_tokens, load_model_sizes
+from megatron.config.presets import load_model_sizes
 from megatron.config.schema import RunConfig
 from megatron.io import write_atomic
 
@@ -148,7 +148,8 @@ def format_shell_tables() -> str:
         values = (d_model, 4 * d_model, shape["d_head"], shape["n_heads"], shape["n_layers"])
         lines.append(f"PARAM_{name}=({' '.join(map(str, values))})")
     lines.append("# DATA_SUBSET: tokens of one epoch of a published subset")
-    lines += [f"DATA_{name}={tokens}" for name, tokens in load_epoch_tokens().items()]
+    epoch_tokens = yaml.safe_load((ROOT / "utils/epoch_tokens.yaml").read_text())
+    lines += [f"DATA_{name}={tokens}" for name, tokens in epoch_tokens.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -105,23 +105,28 @@ def set_vocabulary(draft: Translation) -> None:
         draft.set("model.n_tokens", len(_read_object(path, {})), "vocab-file")
 
 
-def _read_steps(draft: Translation, stem: str) -> dict[str, Fraction]:
-    """Return the given arguments STEM-tokens, STEM-samples and STEM-iters, in steps."""
+def _read_lengths(draft: Translation, stem: str) -> dict[str, Fraction]:
+    """Return the given STEM-tokens, STEM-samples and STEM-iters, in steps, or with a ramp in tokens."""
     batch = draft.value("global-batch-size")
     sizes = {"tokens": batch * draft.value("seq-length"), "samples": batch, "iters": 1}
     names = {f"{stem}-{unit}": size for unit, size in sizes.items()}
-    return {name: Fraction(draft.value(name), size) for name, size in names.items() if draft.value(name)}
+    factor = sizes["tokens"] if draft.has("rampup-batch-size") else 1
+    return {name: Fraction(draft.value(name) * factor, n) for name, n in names.items() if draft.value(name)}
 
 
 def set_length(draft: Translation) -> None:
-    """Set length, warm-up and decay in steps, from iterations, samples or tokens."""
-    train, decay, warmup = (_read_steps(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
+    """Set length, warm-up and decay in steps, or in tokens if the batch size grows; and its ramp."""
+    train, decay, warmup = (_read_lengths(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
+    ramp = draft.value("rampup-batch-size")
+    # tokens are whole here, and the run rounds them to steps of its sizes
+    unit = "iterations" if ramp is None else "tokens"
+    draft.set("dataset.rampup_batch_size", ramp and yaml.safe_load(f"[{', '.join(ramp)}]"))
     if not train:
         raise ValueError("--train-iters: missing. Give it, --train-samples or --train-tokens.")
     # as in Megatron, samples are rounded down, tokens up, and the run
     # ends with the first that is reached
     n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())
-    draft.set("lr_scheduler.total_iterations", n_steps, *train)
+    draft.set(f"lr_scheduler.total_{unit}", n_steps, *train)
     # the whole run in samples is rounded down to steps, so its decay
     # must be too
     n_decay = math.floor(next(iter(decay.values()), n_steps))
@@ -132,9 +137,9 @@ def set_length(draft: Translation) -> None:
     if share is not None and n_decay == n_steps:
         draft.set("lr_scheduler.warmup_fraction", share, "lr-warmup-fraction")
     elif n_warmup:
-        draft.set("lr_scheduler.warmup_iterations", n_warmup)
+        draft.set(f"lr_scheduler.warmup_{unit}", n_warmup)
     if n_decay != n_steps and draft.get("lr_scheduler.kind") != "constant":
-        draft.set("lr_scheduler.decay_iterations", max(1, n_decay - n_warmup), *decay)
+        draft.set(f"lr_scheduler.decay_{unit}", max(1, n_decay - n_warmup), *decay)
 
 
 def set_data(draft: Translation) -> None:

@@ -8,8 +8,6 @@ from megatron.config.yaml_file import read_yaml
 
 # a link to utils/model_sizes.yaml; a copy of it in a wheel
 SIZES_FILE = Path(__file__).with_name("model_sizes.yaml")
-# a link to utils/epoch_tokens.yaml; a copy of it in a wheel
-EPOCH_TOKENS_FILE = Path(__file__).with_name("epoch_tokens.yaml")
 
 VOCAB_MULTIPLE = 128  # rows of the embedding: matrix units process multiples of 128
 
@@ -40,12 +38,6 @@ def swiglu_width(d_model: int) -> int:
 def load_model_sizes() -> dict[str, dict[str, int]]:
     """Return the named model shapes of utils/model_sizes.yaml."""
     return {str(name): dict(shape) for name, shape in read_yaml(SIZES_FILE).items()}
-
-
-@cache
-def load_epoch_tokens() -> dict[str, int]:
-    """Return the tokens per epoch of the published subsets, by name."""
-    return {str(name): int(tokens) for name, tokens in read_yaml(EPOCH_TOKENS_FILE).items()}
 
 
 def load_named_shape(name: str) -> dict[str, int]:

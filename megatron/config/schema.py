@@ -20,9 +20,11 @@ TORCH, DEEPSPEED, MUON = "dist.engine=torch", "dist.engine=deepspeed", "optim.ki
 COMPLETEP, SCALED = "model.parametrization=completep", "model.parametrization=mup|completep"
 ROTARY, LLAMA3 = "model.positions=rotary", "model.rope_scaling=llama3"
 DECAYS, WSD = "lr_scheduler.kind=cosine|linear|wsd", "lr_scheduler.kind=wsd"
+RAMP = f"{TORCH} dataset.mixture=null objective.t_draw=independent dist.pipeline_parallel=1"
 INTERLEAVED, EPOCH_ORDER = "dist.pipeline_schedule=interleaved", "dataset.mixture=null dataset.order=epoch"
 LEFT_TO_RIGHT = f"{AUTOREGRESSIVE} objective.orders=1"
 MASKED_INPUT = f"{AUTOREGRESSIVE} objective.masked_input_ratio>0"
+OrderKind = Literal["random", "noise_sorted"]
 Joint = Literal["independent", "antithetic", "stratified"]
 HYBRID = "dist.sharding_stage=zero2_hybrid|zero3_hybrid"
 AXIS = "dist.engine=torch model.predicts_next=false"  # of a model that is split by a parallel axis
@@ -116,6 +118,9 @@ class DatasetConfig:
         different tokens or with none
     seq_len: positions per sample
     batch_size: samples per step, over all ranks
+    rampup_batch_size: [start, increment, samples]: the batch size
+        grows from start to batch_size in equal steps over the first
+        samples, as in Megatron; the schedule then counts full batches
     microbatch_size: maximum samples per forward on one rank;
         default: all its samples, on a GPU as many as fit, in a
         pipeline the most that give each of its ranks a microbatch
@@ -131,6 +136,7 @@ class DatasetConfig:
     mixed_eod: bool = option(False)
     seq_len: int = positive(2048, "tokens", identity=ALWAYS)
     batch_size: int = positive(256, "samples", identity=ALWAYS)
+    rampup_batch_size: list[int] | None = positive(None, "samples", identity=IF_CHANGED, needs=RAMP)
     microbatch_size: int | None = positive(None, "samples")
 
 
@@ -305,9 +311,7 @@ class ObjectiveConfig:
     low_noise_iterations: int | None = positive(None, "steps", identity=IF_CHANGED, needs=DIFFUSION)
     ar_ratio: float = share(0.0, identity=IF_CHANGED, needs=DIFFUSION)
     orders: int = positive(1, "orders", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
-    order_kind: Literal["random", "noise_sorted"] = option(
-        "random", identity=IF_CHANGED, needs=AUTOREGRESSIVE
-    )
+    order_kind: OrderKind = option("random", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     order_noise: float = positive(0.1, "sample lengths", identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     randmask_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)
     masked_input_ratio: float = share(0.0, identity=IF_CHANGED, needs=AUTOREGRESSIVE)

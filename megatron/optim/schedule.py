@@ -36,7 +36,8 @@ class LearningRateSchedule:
     warmup_steps: int
     decay_steps: int
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: float) -> float:
+        """Return the rate; a step is a fraction if the batch size has grown (train/build.py)."""
         if step < self.warmup_steps:
             # warmup_steps = 4: 0.25, 0.5, 0.75, 1 of the peak
             return self.peak * (step + 1) / self.warmup_steps

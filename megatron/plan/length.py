@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 
 from megatron.config.schema import DatasetConfig, LrSchedulerConfig
+from megatron.plan.batch_ramp import BatchSizes
 
 DECAY_FRACTION = 0.2  # default, of the run: Haegele et al., arXiv 2405.18392, figure 5
 
@@ -15,17 +16,19 @@ def count_steps(length: LrSchedulerConfig, data: DatasetConfig, epoch_samples: i
     last step that is entirely within them. No sample is then read more often
     than requested, and less than one batch is skipped.
     """
-    tokens_per_step = data.batch_size * data.seq_len
+    tokens_per_step, sizes = data.batch_size * data.seq_len, BatchSizes(data)
     if length.total_iterations is not None:
         n_steps = length.total_iterations
     elif length.total_tokens is not None:
         n_steps = round(length.total_tokens / tokens_per_step)  # to the nearest step
+        if data.rampup_batch_size is not None:
+            n_steps = sizes.count_steps(length.total_tokens // data.seq_len)  # down, as in Megatron
     else:
         assert length.total_epochs is not None, "config/check.py requires exactly one of the lengths"
         # example: 2 epochs of 1,000 samples in batches of 256 are 7.8, so 7
         # steps; 208 samples are skipped str: 0.1 is one tenth instead of the
         # nearest double, so that 0.1 of 30 steps is exactly 3 steps
-        n_steps = math.floor(Fraction(str(length.total_epochs)) * epoch_samples / data.batch_size)
+        n_steps = sizes.count_steps(math.floor(Fraction(str(length.total_epochs)) * epoch_samples))
     if n_steps < 1:
         keys = ("total_iterations", "total_tokens", "total_epochs")
         key = next(key for key in keys if getattr(length, key) is not None)

@@ -1,12 +1,9 @@
 """Estimate of the memory that a run needs on one device, to choose microbatches and to pack runs."""
 
-from collections.abc import Sequence
-
 from megatron.config.schema import DistConfig, ModelConfig, RunConfig
 from megatron.plan.count import n_non_embedding, n_params
 
 PROCESS_BYTES = 0.6e9  # interpreter and libraries; on a GPU also the context and kernel workspaces
-MEMORY_SHARE = 0.85  # estimated share of a device's memory that a microbatch may fill; the rest is fragments
 LOGITS_PER_CHUNK = 1 << 26  # logits of the loss in a GPU's memory at a time
 CHUNK_COPIES = 3  # in float32, by the operations of the softmax and its gradient
 ATTENTION_PER_BLOCK = 1 << 24  # attention weights that dropout has in memory at a time
@@ -123,30 +120,6 @@ def block_bytes(model: ModelConfig, dist: DistConfig, compiled: bool = False) ->
         # attended values; gate, up, product
         return (2 * stream_bytes(dist) + 4.0) * model.d_model + 8.0 * heads + 6.0 * model.d_ff
     return 12.0 * model.d_model + 8.0 * heads + 8.0 * model.d_ff
-
-
-def choose_rows(
-    config: RunConfig,
-    n_ranks: int,
-    candidates: Sequence[int],
-    memory: float,
-    compiled: bool = False,
-) -> tuple[int, str | None]:
-    """Return the most samples per forward that fit into `memory` bytes, and a warning if none does.
-
-    candidates   allowed numbers of samples, largest first
-    """
-    for rows in candidates:
-        if estimate_memory(config, n_ranks, rows, compiled) <= MEMORY_SHARE * memory:
-            return rows, None
-    rows = candidates[-1]
-    need = estimate_memory(config, n_ranks, rows, compiled)
-    return rows, (
-        f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
-        f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "
-        f"{n_ranks} rank(s), more than {MEMORY_SHARE:.0%} of {memory / 1e9:,.0f} GB. "
-        "Shard it over more ranks (dist.sharding_stage=zero3), or set dist.activation_checkpointing=full."
-    )
 
 
 def dropout_bytes(config: RunConfig, rows: int) -> float:

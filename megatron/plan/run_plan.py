@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.config.schema import RunConfig
 from megatron.plan import count
+from megatron.plan.batch_ramp import BatchSizes
 from megatron.plan.datapaths import compare_eods, compare_tokenizers, read_held_out_corpora
 from megatron.plan.exposure import CorpusUse, Exposure
 from megatron.plan.identity import cell_identity, run_identity, trunk_identity
@@ -28,7 +29,7 @@ class RunPlan:
     n_steps: int
     warmup_steps: int
     decay_steps: int
-    tokens_per_step: int
+    tokens_per_step: int  # mean over the run, if the batch size grows
     train_tokens: int
     seq_len: int
     unique_tokens: int
@@ -58,24 +59,27 @@ def plan_run(config: RunConfig) -> RunPlan:
     exposure = Exposure(config)
     check_batch(config.dataset, sum(exposure.epoch_samples))
     n_steps = count_steps(config.lr_scheduler, config.dataset, sum(exposure.epoch_samples))
-    warmup_steps = count_warmup_steps(config.lr_scheduler, n_steps, tokens_per_step)
-    decay_steps = count_decay_steps(config.lr_scheduler, n_steps, tokens_per_step)
+    n_samples = BatchSizes(config.dataset).samples_after(n_steps)
+    # the schedule counts full batches, which are the steps without a ramp
+    n_full = -(-n_samples // config.dataset.batch_size)
+    warmup_steps = count_warmup_steps(config.lr_scheduler, n_full, tokens_per_step)
+    decay_steps = count_decay_steps(config.lr_scheduler, n_full, tokens_per_step)
     # a cosine or linear decay may be longer than the run, which then ends
     # above its minimum
-    if config.lr_scheduler.kind == "wsd" and warmup_steps + decay_steps > n_steps:
+    if config.lr_scheduler.kind == "wsd" and warmup_steps + decay_steps > n_full:
         raise ValueError(
             f"lr_scheduler: {warmup_steps:,} warm-up and {decay_steps:,} decay steps are more than "
-            f"the run's {n_steps:,}. Shorten one of them."
+            f"the run's {n_full:,}. Shorten one of them."
         )
     # here rather than in read.py, because
     # the length of the run may depend on the corpus
     window = config.logging.profile_steps
     if window is not None and window[1] > n_steps:
         raise ValueError(f"logging.profile_steps: got {window}, expected steps of the run, 1 to {n_steps:,}")
-    train_tokens = n_steps * tokens_per_step
+    train_tokens = n_samples * config.dataset.seq_len
     # a sample has seq_len targets, so this is
     # the same number of tokens as train_tokens
-    corpora = exposure.usage_after(n_steps * config.dataset.batch_size)
+    corpora = exposure.usage_after(n_samples)
     n = count.n_params(config.model)
     flops_per_token = count.flops_per_token(config.model, config.dataset.seq_len)
     return RunPlan(
@@ -91,7 +95,7 @@ def plan_run(config: RunConfig) -> RunPlan:
         n_steps=n_steps,
         warmup_steps=warmup_steps,
         decay_steps=decay_steps,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=train_tokens // n_steps,
         train_tokens=train_tokens,
         seq_len=config.dataset.seq_len,
         unique_tokens=sum(corpus.unique_tokens for corpus in corpora),

@@ -1,5 +1,6 @@
 """Builds all components of a run from its configuration."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from megatron.optim.adamw import build_adamw
 from megatron.optim.schedule import LearningRateSchedule, build_lr_schedule
 from megatron.parallel.activation_checkpointing import apply_activation_checkpointing
 from megatron.parallel.world import World
+from megatron.plan.batch_ramp import BatchSizes
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import Exposure
 from megatron.plan.run_dir import CHECKPOINTS
@@ -51,6 +53,7 @@ class Run:
     objective: Objective
     engine: Engine
     train_samples: SampleSource
+    batch_sizes: BatchSizes
     held_out: SampleSource | None
     test: SampleSource | None
 
@@ -60,9 +63,9 @@ class Run:
         assert self.plan.microbatch_size is not None, "set by build_run"
         return self.plan.microbatch_size
 
-    def open_batches(self) -> Batches:
-        """Return this rank's batches."""
-        size = self.config.dataset.batch_size
+    def open_batches(self, sample: int) -> Batches:
+        """Return this rank's batches of the size of the step that begins at a sample."""
+        size = self.batch_sizes.size_at(sample)
         return Batches(self.train_samples, size, self.world.dp_rank, self.world.dp_size)
 
 
@@ -81,7 +84,7 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
     if config.checkpoint.init_from is not None:
         copy_weights(model, load_weights(Path(config.checkpoint.init_from)))
     engine = build_engine(model, objective, config, world, rows)
-    n_samples = plan.n_steps * config.dataset.batch_size
+    sizes = BatchSizes(config.dataset)
     directory = config.checkpoint.directory
     # after initialization, which has its own generator:
     # the state of the default one is saved in checkpoints
@@ -94,17 +97,27 @@ def build_run(config: RunConfig, plan: RunPlan, world: World) -> Run:
         checkpoints=folder / CHECKPOINTS if directory is None else Path(directory),
         objective=objective,
         engine=engine,
-        train_samples=open_train_samples(config, n_samples),
+        train_samples=open_train_samples(config, sizes.samples_after(plan.n_steps)),
+        batch_sizes=sizes,
         held_out=open_held_out_samples(config.dataset.path_eval, config),
         test=open_held_out_samples(config.dataset.path_test, config, "dataset.path_test"),
     )
 
 
 def build_schedule(config: RunConfig, plan: RunPlan) -> LearningRateSchedule:
-    """Build the learning rate schedule."""
+    """Build the learning rate schedule, over full batches; see `count_full_batches`."""
+    n_steps = math.ceil(count_full_batches(config, plan.train_tokens // plan.seq_len))
     return build_lr_schedule(
-        config.lr_scheduler, config.optim.lr, plan.n_steps, plan.warmup_steps, plan.decay_steps
+        config.lr_scheduler, config.optim.lr, n_steps, plan.warmup_steps, plan.decay_steps
     )
+
+
+def count_full_batches(config: RunConfig, n_samples: int) -> float:
+    """Return samples in full batches: the number of steps, or less if the batch size grew.
+
+    Megatron's learning rate too depends on the samples, not on the steps.
+    """
+    return n_samples / config.dataset.batch_size
 
 
 def build_engine(
@@ -177,7 +190,7 @@ def build_objective(config: RunConfig) -> Objective:
         t_draw=objective.t_draw,
         t_group=size,
         low_noise_start=1.0 if objective.low_noise_start is None else objective.low_noise_start,
-        low_noise_samples=(objective.low_noise_iterations or 0) * size,
+        low_noise_samples=BatchSizes(config.dataset).samples_after(objective.low_noise_iterations or 0),
         ar_ratio=objective.ar_ratio,
         drops_attention=drops,
     )

@@ -43,7 +43,7 @@ class Feedback:
     def observe(self, state: TrainState, tasks: Sequence[Task]) -> None:
         """Score this rank's microbatches before a step and pass the sums over all ranks to the mixture."""
         samples, world = self.run.train_samples, self.run.world
-        first, last = self.run.open_batches().sample_range(state.next_sample)
+        first, last = self.run.open_batches(state.next_sample).sample_range(state.next_sample)
         scored_domains = samples.scored_domains(state.step, np.arange(first, last + 1))
         # depends on the step only, which is equal
         # on all ranks: all of them score or none

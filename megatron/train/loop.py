@@ -24,7 +24,7 @@ from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
 from megatron.parallel.world import make_thread_init
 from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics
-from megatron.train.build import Run, build_schedule
+from megatron.train.build import Run, build_schedule, count_full_batches
 from megatron.train.feedback import Feedback
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger
@@ -80,13 +80,13 @@ def open_feed(run: Run, first_sample: int, n_steps: int) -> AbstractContextManag
     Order, masks and other noise are functions of the sample numbers,
     so the number of workers does not change the result.
     """
-    batches = run.open_batches()
-    rows = run.microbatch_rows
-    size = run.config.dataset.batch_size
+    rows, sizes = run.microbatch_rows, run.batch_sizes
+    first_step = sizes.count_steps(first_sample)
     on_gpu = run.world.device.type == "cuda"
 
     def make_tasks(step: int) -> list[Task]:
-        batch = batches.batch_at(first_sample + step * size)
+        first = sizes.samples_after(first_step + step)
+        batch = run.open_batches(first).batch_at(first)
         # the noise is keyed by sample number: the
         # size of a microbatch changes rounding only
         parts = [slice(begin, begin + rows) for begin in range(0, len(batch.tokens), rows)]
@@ -114,7 +114,6 @@ def _run_steps(
 ) -> tuple[TrainState, bool]:
     plan, config = run.plan, run.config
     schedule = build_schedule(config, plan)
-    batches = run.open_batches()
     saver, feedback = Saver(run), Feedback(run)
     save_every = config.checkpoint.chkpt_saving_iterations or plan.n_steps
     save_at = frozenset(config.checkpoint.chkpt_at or ())
@@ -143,7 +142,7 @@ def _run_steps(
             saver.wait()
             log.info("stopped by %s after step %d; saved %s", stop.reason or "another rank", state.step, path)
             return state, False
-        lr = schedule(state.step)
+        lr = schedule(count_full_batches(config, state.next_sample))
         window.start_step(state.step + 1)
         with explain_oom(state.step + 1, "dataset.microbatch_size", rows, plan.seq_len, run.world):
             mark_phase(state.step + 1, "waiting for data")
@@ -152,8 +151,10 @@ def _run_steps(
             feedback.observe(state, tasks)
             report = run.engine.step(tasks, lr)
         window.finish_step(state.step + 1)
-        record.accumulate(report, state.step + 1, batches.sample_range(state.next_sample))
-        state = state.after_step(config.dataset.batch_size, plan.seq_len, time.perf_counter() - started)
+        batch = run.open_batches(state.next_sample)
+        record.accumulate(report, state.step + 1, batch.sample_range(state.next_sample))
+        size = run.batch_sizes.size_at(state.next_sample)
+        state = state.after_step(size, plan.seq_len, time.perf_counter() - started)
         started = time.perf_counter()
         last = state.step == plan.n_steps
         due_save = last or state.step % save_every == 0 or state.step in save_at

@@ -1,5 +1,7 @@
 """Number of samples per forward: allowed values, and the choice by estimated memory on a GPU."""
 
+from collections.abc import Sequence
+
 import torch
 
 from megatron.config.schema import RunConfig
@@ -7,7 +9,11 @@ from megatron.engine.torch.compilation import is_compilation_requested
 from megatron.log import get_logger
 from megatron.parallel.collectives import min_over_ranks
 from megatron.parallel.world import World
-from megatron.plan.memory import choose_rows
+from megatron.plan.batch_ramp import BatchSizes
+from megatron.plan.count import n_params
+from megatron.plan.memory import estimate_memory
+
+MEMORY_SHARE = 0.85  # estimated share of a device's memory that a microbatch may fill; the rest is fragments
 
 log = get_logger(__name__)
 
@@ -35,14 +41,40 @@ def choose_microbatch_rows(config: RunConfig, world: World, memory: float | None
     return min_over_ranks(rows, world)
 
 
+def choose_rows(
+    config: RunConfig,
+    n_ranks: int,
+    candidates: Sequence[int],
+    memory: float,
+    compiled: bool = False,
+) -> tuple[int, str | None]:
+    """Return the most samples per forward that fit into `memory` bytes, and a warning if none does.
+
+    candidates   allowed numbers of samples, largest first
+    """
+    for rows in candidates:
+        if estimate_memory(config, n_ranks, rows, compiled) <= MEMORY_SHARE * memory:
+            return rows, None
+    rows = candidates[-1]
+    need = estimate_memory(config, n_ranks, rows, compiled)
+    return rows, (
+        f"dataset.microbatch_size: {rows} sample(s) of {config.dataset.seq_len} tokens of a model of "
+        f"{n_params(config.model) / 1e6:,.0f}M parameters need about {need / 1e9:,.0f} GB on each of "
+        f"{n_ranks} rank(s), more than {MEMORY_SHARE:.0%} of {memory / 1e9:,.0f} GB. "
+        "Shard it over more ranks (dist.sharding_stage=zero3), or set dist.activation_checkpointing=full."
+    )
+
+
 def list_microbatches(config: RunConfig, world: World) -> list[int]:
     """Return the allowed numbers of samples per forward, largest first; only the requested one if it is set.
 
     Raises ValueError if batch, ranks and microbatch do not divide.
     """
     size, ranks, stages = config.dataset.batch_size, world.dp_size, world.layout.pipeline
-    if size % ranks:
-        raise ValueError(f"dataset.batch_size: got {size}, expected a multiple of the {ranks} ranks")
+    for step_size in BatchSizes(config.dataset).list_sizes():
+        if step_size % ranks:
+            key = "batch_size" if step_size == size else "rampup_batch_size"
+            raise ValueError(f"dataset.{key}: got {step_size}, expected a multiple of the {ranks} ranks")
     share, requested = size // ranks, config.dataset.microbatch_size
     step = stages if config.dist.pipeline_schedule == "interleaved" else 1
     # A pipeline needs at least one microbatch per stage; the interleaved

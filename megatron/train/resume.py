@@ -4,6 +4,7 @@ One trunk with a constant learning rate serves runs of several lengths.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from megatron.optim.schedule import LearningRateSchedule
 from megatron.parallel.collectives import broadcast_string
 from megatron.plan.datapaths import SYNTHETIC
 from megatron.plan.run_plan import RunPlan
-from megatron.train.build import Run, build_schedule
+from megatron.train.build import Run, build_schedule, count_full_batches
 from megatron.train.state import TrainState
 
 log = get_logger(__name__)
@@ -85,7 +86,8 @@ def _check_branch(path: Path, parts: dict[str, Any], meta: dict[str, Any], run: 
     trunk_settings = {key: value for key, value in parts["lr"].items() if key != "step"}
     # exact equality of floats: equal settings
     # evaluate the same expression and give equal bits
-    difference = schedule.first_difference(LearningRateSchedule(**trunk_settings), step)
+    n_full = math.ceil(count_full_batches(run.config, int(parts["iter"]["next_sample"])))
+    difference = schedule.first_difference(LearningRateSchedule(**trunk_settings), n_full)
     if step >= run.plan.n_steps or difference is not None:
         last = min(step, run.plan.n_steps) if difference is None else difference
         raise ValueError(

@@ -20,6 +20,7 @@ from megatron.plan import memory
 from megatron.plan.count import n_params
 from megatron.plan.resolve import resolve_config
 from megatron.train.build import build_objective
+from megatron.train.microbatch import MEMORY_SHARE, choose_rows
 
 DEVICE = 80e9
 S, ROWS = 128, 3  # 384 tokens: no weight has 384 rows, so shapes identify activations
@@ -53,27 +54,27 @@ def test_no_default_of_a_named_size_exceeds_80_gb_by_the_estimate(objective: str
     for size in load_model_sizes():
         config = make_config(size, objective)
         assert (config.dataset.batch_size, config.dataset.seq_len) == (256, 2048)
-        rows, warning = memory.choose_rows(config, 1, POWERS, DEVICE)
+        rows, warning = choose_rows(config, 1, POWERS, DEVICE)
         if warning is not None:
             unfitting.append(size)
             assert rows == 1
             assert "Shard it over more ranks (dist.sharding_stage=zero3)" in warning
         else:
-            assert memory.estimate_memory(config, 1, rows) <= memory.MEMORY_SHARE * DEVICE < DEVICE
+            assert memory.estimate_memory(config, 1, rows) <= MEMORY_SHARE * DEVICE < DEVICE
             # no larger one fits
-            assert rows == 256 or memory.estimate_memory(config, 1, 2 * rows) > memory.MEMORY_SHARE * DEVICE
+            assert rows == 256 or memory.estimate_memory(config, 1, 2 * rows) > MEMORY_SHARE * DEVICE
     # 18 bytes of states a parameter: 3.5 billion parameters fill 63 GB of the 68 GB allowed
     assert [size for size in load_model_sizes() if int(size[:-1]) > 3500] == unfitting
 
 
 def test_compilation_and_parallel_ranks_lower_the_estimate() -> None:
-    assert memory.choose_rows(make_config("7M"), 1, POWERS, DEVICE) == (256, None)
+    assert choose_rows(make_config("7M"), 1, POWERS, DEVICE) == (256, None)
     config = make_config("1143M")
     assert memory.estimate_memory(config, 1, 8, True) < memory.estimate_memory(config, 1, 8, False)
     cut = replace(config, dist=replace(config.dist, tensor_parallel=2, context_parallel=2))
     assert memory.estimate_memory(cut, 4, 8) < 0.55 * memory.estimate_memory(config, 1, 8)
     largest = make_config("16183M", sharding_stage="zero3", activation_checkpointing="full")
-    assert [memory.choose_rows(largest, n, [4, 2, 1], DEVICE)[1] is None for n in (1, 64)] == [False, True]
+    assert [choose_rows(largest, n, [4, 2, 1], DEVICE)[1] is None for n in (1, 64)] == [False, True]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Division of a rank's share of a batch into microbatches, and settings refused before a model is built."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 from megatron.config.parallelism import ParallelLayout
 from megatron.config.schema import RunConfig
 from megatron.parallel.world import World
-from megatron.plan.memory import MEMORY_SHARE, estimate_memory
+from megatron.plan.memory import estimate_memory
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import plan_run
 from megatron.train import build as module
 from megatron.train.build import build_run
-from megatron.train.microbatch import choose_microbatch_rows
+from megatron.train.microbatch import MEMORY_SHARE, choose_microbatch_rows
 from tests.train.conftest import ALONE
 
 
@@ -48,6 +49,20 @@ def test_a_pipeline_uses_the_largest_size_with_a_microbatch_per_rank() -> None:
         (24, 4, "interleaved", 6),
     ):
         assert choose_rows(batch, stages, schedule=schedule) == expected, (batch, stages)
+
+
+def test_every_size_of_a_ramp_must_divide_among_the_ranks() -> None:
+    config = make_config(12)
+    config = replace(config, dataset=replace(config.dataset, rampup_batch_size=[6, 3, 9]))
+    for n_ranks in (3, 6):
+        world = World(0, n_ranks, 0, torch.device("cpu"), ParallelLayout(data=n_ranks))
+        if n_ranks == 3:
+            assert choose_microbatch_rows(config, world) == 4
+            continue
+        with pytest.raises(
+            ValueError, match="dataset.rampup_batch_size: got 9, expected a multiple of the 6"
+        ):
+            choose_microbatch_rows(config, world)
 
 
 @pytest.mark.parametrize(

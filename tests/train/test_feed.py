@@ -1,5 +1,6 @@
 """The feed of a run: its tasks depend on the sample numbers alone."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,24 @@ def test_a_feed_opened_later_returns_the_unused_tasks(small_run, blend, tmp_path
             assert torch.equal(task.inputs, other.inputs)
             assert torch.equal(task.positions, other.positions)
             assert torch.equal(task.scale, other.scale)
+
+
+def test_with_a_ramp_steps_read_consecutive_samples_of_growing_number(small_run, tmp_path) -> None:
+    """Sizes 8, 16 and 24, the full one, each for 30 samples; a rank's part starts where the batch does."""
+    ramp = "dataset.rampup_batch_size=[8,8,60]"
+    run = small_run(tmp_path / "run", ramp, MDM, "dataset.microbatch_size=6")
+    sizes = [8, 8, 8, 8, 16, 16, 24, 24]
+    with open_feed(run, 0, 8) as feed:
+        whole = list(feed)
+    assert [sum(len(task.inputs) for task in tasks) for tasks in whole] == sizes
+    assert [len(task.inputs) for task in whole[4]] == [6, 6, 4]
+    tokens = np.concatenate([task.inputs for tasks in whole for task in tasks])
+    expected = run.objective.corrupt(run.train_samples.take(np.arange(sum(sizes))), np.arange(sum(sizes)))
+    assert np.array_equal(tokens, expected.inputs)
+    with open_feed(run, 8 * 4 + 16, 3) as feed:
+        rest = list(feed)
+    for expected_tasks, tasks in zip(whole[5:], rest, strict=True):
+        assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(expected_tasks, tasks, strict=True))
 
 
 @pytest.mark.gpu

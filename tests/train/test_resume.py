@@ -13,7 +13,14 @@ from megatron.train.resume import resume_run
 from megatron.train.saver import Saver
 from megatron.train.state import TrainState
 from tests.conftest import flip_middle_bit
-from tests.train.conftest import list_saved, read_error, read_lines, remove_end, save_every
+from tests.train.conftest import (
+    assert_same_losses,
+    list_saved,
+    read_error,
+    read_lines,
+    remove_end,
+    save_every,
+)
 
 
 def assert_equal(result: object, expected: object) -> None:
@@ -117,3 +124,35 @@ def test_the_average_of_the_weights_is_scored_and_resumed(pretrain, tmp_path, ki
     remove_end(whole)
     error = read_error(pretrain(whole, *changes, "optim.kind=adamw", status=1))
     assert "checkpoint of another run (optim.kind was 'muon', is 'adamw')" in error
+
+
+def test_a_run_with_a_ramp_resumes_within_it(pretrain, tmp_path) -> None:
+    """Its rates are those of a schedule over samples, as in Megatron."""
+    changes = ["dataset.rampup_batch_size=[8,8,60]", "lr_scheduler.total_iterations=9", save_every(5)]
+    changes += ["checkpoint.keep_last=null", "lr_scheduler.warmup_iterations=null"]
+    changes += ["lr_scheduler.kind=linear", "lr_scheduler.lr_min_ratio=0.0"]
+    run, again = tmp_path / "run", tmp_path / "again"
+    for folder in (run, again):
+        pretrain(folder, *changes)
+    lines = read_lines(run)
+    positions = [0, 8, 16, 24, 32, 48, 64, 88, 112]
+    assert [line["tokens"] for line in lines] == [32 * n for n in (*positions[1:], 136)]
+    # 136 samples are 5.67 batches of 24: 6 steps, and the rate falls to 0 at the last of them
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * (1 - n / 24 / 5) for n in positions])
+    remove_end(again)
+    pretrain(again, *changes)
+    assert [line["loss"] for line in read_lines(again)] == [line["loss"] for line in lines]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero0", "zero3"])
+def test_a_ramp_has_the_losses_of_one_rank_on_two(pretrain, tmp_path, stage) -> None:
+    changes = ["dataset.rampup_batch_size=[8,8,60]", f"dist.sharding_stage={stage}", "optim.kind=muon"]
+    changes += ["dataset.microbatch_size=3", "optim.ema_decay=0.9"]
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    pretrain(alone, *changes)
+    pretrain(two, *changes, n_ranks=2)
+    assert_same_losses(two, alone, error=2e-4)
+    averages = [[line["loss_ema"] for line in read_lines(run, "validation")] for run in (two, alone)]
+    assert averages[0] == pytest.approx(averages[1], abs=2e-4)
