@@ -128,7 +128,6 @@ def _split_unique(entry: str, location: str) -> tuple[str, int | None]:
     rest, found, number = entry.rpartition(UNIQUE)
     if not found:
         return entry, None
-    number = number.replace("_", "")
     # isdecimal is true for digits only: neither a sign nor an exponent
     if not number.isdecimal() or not int(number):
         raise ValueError(f"{location}: got unique={number}, expected a number of tokens such as 500000.")

@@ -16,7 +16,7 @@ from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
 from megatron.plan.exposure import count_epoch_samples
-from megatron.plan.hardware import DEVICES, DeviceSpec, find_device
+from megatron.plan.hardware import DeviceSpec, find_device, load_devices
 from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, RESULT, is_done, read_metrics
@@ -110,7 +110,9 @@ def estimate_speed(
     """
     device = find_device(hardware)
     if device is None:
-        raise ValueError(f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(DEVICES))}")
+        raise ValueError(
+            f"--hardware {hardware}: unknown peak; {suggest_nearest(hardware, list(load_devices()))}"
+        )
     if mfu is not None:
         rate = mfu * device.peak_tflops * 1e12 * gpus_per_run
         basis = f"{mfu:.0%} of the {device.peak_tflops:g} TFLOP/s of {hardware}, as given"

@@ -19,7 +19,7 @@ from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.world import World
 from megatron.plan.count import flops_per_token_executed, flops_per_token_mfu
 from megatron.plan.exposure import Exposure
-from megatron.plan.hardware import compute_mfu, peak_tflops
+from megatron.plan.hardware import find_device
 from megatron.plan.run_dir import METRICS
 from megatron.plan.run_plan import RunPlan
 from megatron.train.feedback import DomainStats
@@ -29,6 +29,15 @@ from megatron.train.scalars import Scalars
 from megatron.train.state import TrainState
 
 log = get_logger(__name__)
+
+
+def compute_mfu(
+    tokens_per_s: float, flops_per_token: float, peak: float | None
+) -> tuple[float, float | None]:
+    """Return (TFLOP/s of one device, model FLOPs utilization); the latter is None if the peak is unknown."""
+    # example: 10,000 tokens/s x 6e9 FLOPs = 60 TFLOP/s, 6 % of an H100's 989
+    tflops = tokens_per_s * flops_per_token / 1e12
+    return tflops, None if peak is None else tflops / peak
 
 
 class MetricsLogger:
@@ -48,7 +57,8 @@ class MetricsLogger:
             config.model, config.dataset.seq_len, causal, predicted
         )
         on_gpu = world.device.type == "cuda"
-        self.peak_tflops = peak_tflops(torch.cuda.get_device_name(world.device)) if on_gpu else None
+        device = find_device(torch.cuda.get_device_name(world.device)) if on_gpu else None
+        self.peak_tflops = None if device is None else device.peak_tflops
         self.exposure = Exposure(config)
         self.monitor = NonFiniteMonitor(world, gradients_may_overflow=config.dist.dtype == "float16")
         self.skip_nonfinite = config.misc.on_nonfinite == "skip"

@@ -97,7 +97,7 @@ def test_unique_tokens_limit_one_corpus_of_a_blend(folder: Path) -> None:
     with pytest.raises(ValueError, match="unique=TOKENS, which is for training"):
         plan_run(build_run("a", path_eval=str(blend)))
     with pytest.raises(ValueError, match="unique=100000 of a, expected dataset.order=epoch and at most its"):
-        plan_run(build_run(write_data_paths(folder, "1 a unique=100_000\n3 b")))
+        plan_run(build_run(write_data_paths(folder, "1 a unique=100000\n3 b")))
     with pytest.raises(ValueError, match="expected dataset.order=epoch"):
         plan_run(build_run(write_data_paths(folder, text), order="megatron"))
 

@@ -6,7 +6,8 @@ import pytest
 
 from megatron.config.schema import ModelConfig
 from megatron.plan.count import flops_per_token_executed, flops_per_token_mfu, mfu_formula
-from megatron.plan.hardware import compute_mfu, peak_tflops
+from megatron.plan.hardware import find_device
+from megatron.train.metrics_logger import compute_mfu
 
 # by the name that the driver gives. MI250X: 383 for both dies, of which torch shows each as a device
 PEAKS = {
@@ -20,14 +21,15 @@ PEAKS = {
 
 
 def test_the_peak_is_found_by_the_name_that_the_driver_gives() -> None:
-    assert {name: peak_tflops(name) for name in PEAKS} == PEAKS
+    found = {name: find_device(name) for name in PEAKS}
+    assert {name: device and device.peak_tflops for name, device in found.items()} == PEAKS
 
 
 def test_llama_3_8b_at_17581_tokens_a_second_uses_45_percent_of_a_b200() -> None:
     # 8,030,261,248 parameters, of which the embedding's 128,256 x 4,096 are only looked up
     flops = mfu_formula(8_030_261_248 - 128_256 * 4096, n_layers=32, width=32 * 128, seq_len=8192)
     assert flops / 1e9 == pytest.approx(57.914, abs=1e-3)
-    tflops, mfu = compute_mfu(17_581, flops, peak_tflops("NVIDIA B200"))
+    tflops, mfu = compute_mfu(17_581, flops, PEAKS["NVIDIA B200"])
     # the published tokens per second are rounded: half a token is 0.03 TFLOP/s
     assert tflops == pytest.approx(1018.20, abs=0.03)
     assert f"{mfu:.2%}" == "45.25%"

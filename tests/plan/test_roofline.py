@@ -5,10 +5,10 @@ import pytest
 from megatron.config.presets import load_named_shape
 from megatron.config.schema import ModelConfig
 from megatron.plan.count import n_params
-from megatron.plan.hardware import DEVICES
+from megatron.plan.hardware import load_devices
 from megatron.plan.roofline import EAGER, StepSettings, predict_step
 
-H200 = DEVICES["H200"]
+H200 = load_devices()["H200"]
 
 
 def make_model(size: str) -> ModelConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron.plan.hardware import DEVICES
+from megatron.plan.hardware import load_devices
 from megatron.plan.resolve import resolve_config
 from megatron.plan.roofline import StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, METRICS, RESULT
@@ -64,7 +64,7 @@ def test_each_size_is_priced_at_its_predicted_mfu(tmp_path: Path) -> None:
     assert "unmeasured, probably high" in speed.basis
     for run in sized:
         step = predict_step(
-            run.config.model, 2048, True, DEVICES["H100"], price.choose_settings(run.config),
+            run.config.model, 2048, True, load_devices()["H100"], price.choose_settings(run.config),
             microbatch_tokens=16384, tokens_per_step=524288,
         )  # fmt: skip
         assert speed.seconds(run) == pytest.approx(price.GPU_STARTUP_S + 100 * 524288 / step.tokens_per_s)
