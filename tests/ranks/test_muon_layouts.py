@@ -36,8 +36,8 @@ def test_updates_equal_those_of_one_rank(tmp_path: Path, n_ranks: int, layouts: 
 @pytest.mark.slow
 def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
     """Losses differ more than with AdamW: a last digit of a gradient may change its rounding to bfloat16."""
-    one = train([{"name": "one", **MUON}], 1, tmp_path / "one")["one"]
-    alone = one["whole"]["losses"]
+    single = train([{"name": "one", **MUON}], 1, tmp_path / "one")["one"]
+    alone = single["whole"]["losses"]
     common = {"resume": True, "sharded": True, "load": str(tmp_path / "one" / "one.pt"), "microbatches": 2}
     cases = [{"layout": layout, **common, **MUON} for layout in ON_2]
     for layout, result in train(cases, 2, tmp_path / "two").items():
@@ -46,5 +46,5 @@ def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
             assert result[kind]["losses"] == pytest.approx(alone[SAVED_AFTER:], abs=5e-5), (layout, kind)
         assert len(result["averaged"]) == 3
         for scores in result["averaged"]:  # sums over 16 positions
-            assert scores == pytest.approx(one["averaged"][0], abs=1e-3), layout
-            assert scores != pytest.approx(one["scored"], abs=1e-2), layout
+            assert scores == pytest.approx(single["averaged"][0], abs=1e-3), layout
+            assert scores != pytest.approx(single["scored"], abs=1e-2), layout
