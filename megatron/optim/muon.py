@@ -37,10 +37,10 @@ class Shards(Protocol):
 class Muon(FusedAdamW):
     """Muon with Nesterov momentum for the groups with `is_muon`, AdamW for the others.
 
-    The result of `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` (Jordan et al.,
-    kellerjordan.github.io/posts/muon; Liu et al., arXiv 2502.16982): the orthogonalized
-    momentum times 0.2 sqrt(max(rows, columns)). Its root mean square is that of
-    AdamW's updates, so both share the learning rate and the weight decay.
+    The result of `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, on a CPU without its
+    rounding to bfloat16 (Jordan et al., kellerjordan.github.io/posts/muon; Liu et al., arXiv
+    2502.16982): the orthogonalized momentum times 0.2 sqrt(max(rows, columns)). Its root mean
+    square is that of AdamW's updates, so both share the learning rate and the weight decay.
 
     A matrix in shards is gathered, and each rank orthogonalizes the whole:
     the singular vectors of a part are not those of the matrix.
@@ -77,16 +77,33 @@ class Muon(FusedAdamW):
 
     def _orthogonalize(self, parameter: nn.Parameter, part: Tensor) -> tuple[Tensor, float]:
         """Return this rank's part of the orthogonalized matrix, and the factor of the learning rate."""
-        # torch's iteration computes in bfloat16: rounding before
-        # the gather halves its bytes and does not change the result
-        whole = part.bfloat16()
+        # in bfloat16 as torch.optim.Muon, which also halves the bytes of the gather; on
+        # a CPU, whose products in bfloat16 are 50 times slower, in float32
+        whole = part.bfloat16() if part.is_cuda else part.float()
         if self.shards is not None:
             whole = self.shards.gather_full(self.names[parameter], whole)
         scale = _muon._adjust_lr(1.0, "match_rms_adamw", whole.shape)
-        whole = _muon._zeropower_via_newtonschulz(whole, NS_COEFFICIENTS, _muon.DEFAULT_NS_STEPS, _muon.EPS)
+        whole = orthogonalize(whole)
         if self.shards is not None:
             whole = self.shards.slice_local(self.names[parameter], whole)
         return whole.to(parameter), scale
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Return a matrix with singular values near 1 and the singular vectors of `matrix` [rows, columns].
+
+    The Newton-Schulz iteration of torch.optim.Muon, which always
+    computes in bfloat16, in the dtype of `matrix`.
+    """
+    a, b, c = NS_COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix  # the Gram matrix is of the shorter side
+    x = x / x.norm().clamp(min=_muon.EPS)
+    for _ in range(_muon.DEFAULT_NS_STEPS):
+        gram = x @ x.T
+        # (b G + c G^2) x + a x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
 
 
 def build_optimizer(

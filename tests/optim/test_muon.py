@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import _muon
 
 from megatron.config.schema import ModelConfig, OptimConfig
 from megatron.optim.adamw import set_lr, step_optimizer
-from megatron.optim.muon import build_optimizer
+from megatron.optim.muon import NS_COEFFICIENTS, build_optimizer, orthogonalize
 from tests.tool_modules import TOOLS, load_tool
 
 CONFIG = OptimConfig(kind="muon", lr=0.1, weight_decay=0.5, momentum=0.9)
@@ -50,7 +51,9 @@ def build_references(parameters: dict[str, nn.Parameter], config: OptimConfig) -
     ]
 
 
-def test_ten_steps_are_those_of_torch_with_a_step_skipped() -> None:
+def test_ten_steps_are_those_of_torch_with_a_step_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's iteration rounds to bfloat16 on a CPU too: this makes it compute in float32
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     ours, theirs = build_parameters(), build_parameters()
     optimizer, references = build_optimizer(ours, CONFIG, SHAPE), build_references(theirs, CONFIG)
     generator = torch.Generator().manual_seed(1)
@@ -74,6 +77,14 @@ def test_ten_steps_are_those_of_torch_with_a_step_skipped() -> None:
         state = optimizer.state[ours[name]]
         assert state.keys() == {"momentum_buffer"}
         torch.testing.assert_close(state["momentum_buffer"], average, rtol=1e-6, atol=1e-6)
+
+
+def test_in_bfloat16_the_iteration_is_that_of_torch_up_to_rounding() -> None:
+    matrix = torch.randn(40, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    theirs = _muon._zeropower_via_newtonschulz(
+        matrix, NS_COEFFICIENTS, _muon.DEFAULT_NS_STEPS, _muon.EPS
+    ).float()
+    assert float((orthogonalize(matrix).float() - theirs).norm() / theirs.norm()) < 5e-3
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (96, 32), (32, 96)])
