@@ -121,8 +121,11 @@ def set_length(draft: Translation) -> None:
     # tokens are whole here, and the run rounds them to steps of its sizes
     unit = "iterations" if ramp is None else "tokens"
     draft.set("dataset.rampup_batch_size", ramp and yaml.safe_load(f"[{', '.join(ramp)}]"))
-    if not train:
-        raise ValueError("--train-iters: missing. Give it, --train-samples or --train-tokens.")
+    # with a ramp an iteration has no fixed number of samples: Megatron refuses it too
+    if not train or ramp and draft.has("train-iters"):
+        raise ValueError(
+            "--train-samples: missing. Give it, --train-tokens, or without a ramp --train-iters."
+        )
     # as in Megatron, samples are rounded down, tokens up, and the run
     # ends with the first that is reached
     n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())

@@ -20,7 +20,7 @@ RAMPS = [
 
 
 class MegatronCalculator:
-    """RampupBatchsizeNumMicroBatchesCalculator of Megatron-LM core_v0.12.0, with iterations by sample."""
+    """RampupBatchsizeNumMicroBatchesCalculator of Megatron-LM (commit 00caa53), with iterations by sample."""
 
     def __init__(self, start: int, increment: int, ramp_samples: int, full: int) -> None:
         self.start, self.increment, self.ramp_samples, self.full = start, increment, ramp_samples, full
