@@ -123,9 +123,7 @@ def set_length(draft: Translation) -> None:
     draft.set("dataset.rampup_batch_size", ramp and yaml.safe_load(f"[{', '.join(ramp)}]"))
     # with a ramp an iteration has no fixed number of samples: Megatron refuses it too
     if not train or ramp and draft.has("train-iters"):
-        raise ValueError(
-            "--train-samples: missing. Give it, --train-tokens, or without a ramp --train-iters."
-        )
+        raise ValueError("--train-samples: missing. Give it, --train-tokens, or (no ramp) --train-iters.")
     # as in Megatron, samples are rounded down, tokens up, and the run
     # ends with the first that is reached
     n_steps = min(math.ceil(n) if name == "train-tokens" else math.floor(n) for name, n in train.items())
