@@ -86,6 +86,7 @@ class EquivalentGain:
         if not 0 < C < math.inf:
             raise ValueError(f"C: got {C:.3g} FLOPs, expected a positive number")
         slopes = np.array([1.0, math.log(C) - self.centre])
+        # delta method in log r, so that the ends of the interval of r are above 0
         value = float(slopes @ self.constants)
         half = self._half_width(slopes, level)
         return GainAt(C, math.exp(value), (math.exp(value - half), math.exp(value + half)))
@@ -133,6 +134,7 @@ def gain_of_cells(
 
     The slope is exact for small differences only. Raises ValueError for losses of the law that do not fall.
     """
+    # at A's compute: the ratio is a share of it
     slope, slope_error = law.slope(C[0])
     if slope >= 0:
         raise ValueError("gain: the frontier's loss does not fall at this compute.")
@@ -141,11 +143,14 @@ def gain_of_cells(
     t = interval_quantile(LEVEL, dof)
     square, middle = slope**2 - (t * slope_error) ** 2, difference * -slope
     root = middle**2 - square * (difference**2 - (t * error) ** 2)
+    # cells of unequal compute: B's share of A's compute as trained, which the difference multiplies
     already = math.log(C[1] / C[0])
     ends = (-math.inf, math.inf)
+    # a slope that may be 0 bounds no ratio
     if square > 0:
         half = math.sqrt(max(root, 0.0))
         ends = ((middle - half) / square, (middle + half) / square)
+    # exp(700) is near the largest float64
     low, high = (math.exp(min(end + already, 700.0)) for end in ends)
     return CellGain(math.exp(difference / -slope + already), (low, high), slope, slope_error)
 
@@ -181,6 +186,18 @@ def _choose_degree(a: Ladder, b: Ladder) -> int:
     return 1
 
 
+def _fit_lines(x: np.ndarray, y: np.ndarray, is_b: np.ndarray) -> tuple[float, float]:
+    """Return the slope of parallel lines through both ladders, and the step of log L from A to B.
+
+    Raises ValueError for losses that do not fall.
+    """
+    slope, _, step = np.linalg.lstsq(np.stack([x, np.ones(len(x)), is_b], axis=1), y)[0]
+    # equal losses have a slope of rounding errors
+    if slope > -1e-9:
+        raise ValueError("gain: the losses do not fall with compute. Give tuned runs.")
+    return float(slope), float(step)
+
+
 def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     """Fit the share of compute that B needs, from two ladders.
 
@@ -192,14 +209,13 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     x, y = np.concatenate([a.x, b.x]), np.concatenate([a.y, b.y])
     is_b = np.arange(len(x)) >= len(a.x)
     degree = _choose_degree(a, b)
+    # log C near 40 and its square would make the columns of the fit nearly dependent
     centre, n_free = float(x.mean()), degree + 3
     low, high = max(a.x.min(), b.x.min()), min(a.x.max(), b.x.max())
     if high - low < SAME_COMPUTE:
         raise ValueError("gain: got ladders without common compute. Train both at the same budgets.")
     # lines of equal slope through both ladders: their distance in log C
-    slope, _, step = np.linalg.lstsq(np.stack([x, np.ones(len(x)), is_b], axis=1), y)[0]
-    if slope > -1e-9:
-        raise ValueError("gain: the losses do not fall with compute. Give tuned runs.")
+    slope, step = _fit_lines(x, y, is_b)
 
     def distances(theta: np.ndarray, root: np.ndarray) -> np.ndarray:
         # B at log C stands where A has the same loss, at u with u + log r(u) = log C
@@ -210,10 +226,12 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     def minimise(relative: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return constants, their slopes [n, p] of the whitened losses, and whitened residuals."""
         root = np.linalg.cholesky(relative)
+        # log r, its change per log C, and the curve differ in size by orders of magnitude
         scale = np.r_[1.0, 0.1, np.full(degree + 1, 0.1)]
         fit = least_squares(distances, first, args=(root,), x_scale=scale, xtol=1e-12, ftol=1e-14)
         return fit.x, fit.jac, fit.fun
 
+    # runs of two recipes are independent, unless the labels of pairs show otherwise below
     relative = np.zeros((len(x), len(x)))
     relative[: len(a.x), : len(a.x)], relative[len(a.x) :, len(a.x) :] = a.relative, b.relative
     first = np.r_[-step / slope, 0.0, np.polynomial.polynomial.polyfit(a.x - centre, a.y, degree)]
@@ -226,6 +244,7 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
             noise = estimate_noise(residual, slopes, labels)
             correlation = min(noise.between**2 / max(noise.sigma**2, 1e-300), 0.999)
             theta, slopes, residual = minimise(noise.correlate(labels), theta)
+    # the fits of frontiers have measured the noise already
     dof = len(x) - n_free + a.dof + b.dof
     squares = float(residual @ residual) + a.dof * a.variance + b.dof * b.variance
     sigma = math.sqrt(squares / dof)

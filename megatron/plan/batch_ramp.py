@@ -41,6 +41,7 @@ class BatchSizes:
 
     def count_steps(self, n_samples: int) -> int:
         """Return the whole steps in the first `n_samples` samples."""
+        # a step that only begins within the samples is not whole
         n_ramp_steps = bisect_right(self.first_samples, n_samples) - 1
         return n_ramp_steps + max(0, n_samples - self.first_samples[-1]) // self.full
 

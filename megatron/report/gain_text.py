@@ -15,11 +15,13 @@ def describe_gain(gain: EquivalentGain, gains: Sequence[GainAt], a: str, b: str,
     unit = UNITS[by]
     rows = []
     for at in gains:
+        # the ends of the common range are computed through logarithms
         note = "" if gain.C[0] * 0.999 <= at.C <= gain.C[1] * 1.001 else "  beyond the runs"
         ends = format_interval(at.interval, _share)
         rows.append([format_exponent(at.C), _share(at.ratio), ends, at.verdict + note])
     heads = [f"{unit} of A", "B needs", "95 % confidence", "B is"]
     table = "\n".join(format_table(heads, rows, heads[3:]))
+    # the headline is about the largest amount, which is nearest to the next run
     last = gains[-1]
     size = f"{_share(last.ratio)} times the {unit} of A (95 %: {format_interval(last.interval, _share)})"
     if last.verdict == UNDECIDED:
@@ -64,4 +66,5 @@ def describe_decision(decision: Decision) -> str:
 
 
 def _share(ratio: float) -> str:
+    # 0.83 and 1.05: two decimals on both sides of 1
     return format_digits(ratio, 2) if ratio < 0.995 else format_digits(ratio, 3)

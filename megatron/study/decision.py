@@ -65,6 +65,7 @@ def decide(
     """
     if a.objective != b.objective:
         raise ValueError(f"--until: got runs of {a.objective} and {b.objective}, expected one objective.")
+    # which of both is used must not depend on the losses: the caller decides before looking
     if paired:
         mean, sigma, dof, n = _pair(a, b)
     else:
@@ -72,12 +73,14 @@ def decide(
             raise ValueError(f"--until: {reason}")
         floor = floors[a.objective]
         mean, sigma, dof = a.log_loss - b.log_loss, floor.sigma, floor.dof
+        # the variance of the difference of means is sigma^2 (1 / n_a + 1 / n_b)
         n = 1 / (1 / a.n_seeds + 1 / b.n_seeds)
     half = anytime_half_width(sigma, dof, n, LEVEL)
     ends = (math.expm1(mean - half), math.expm1(mean + half) if half < MAX_LOG else math.inf)
     verdict = "undecided"
     if ends[0] > 0 or ends[1] < 0:
         verdict = "better" if ends[1] < 0 else "worse"
+    # the whole interval, not the estimate: few seeds must not end a comparison as equal
     elif -share < ends[0] and ends[1] < share:
         verdict = EQUAL
     name, seed = _choose_next(a, b) if verdict == "undecided" else (None, None)
@@ -89,10 +92,12 @@ def decide(
 def _pair(a: Side, b: Side) -> tuple[float, float, float, float]:
     """Return mean and standard deviation of log L_a - log L_b over pairs, degrees of freedom and pairs."""
     losses = [side.runs.set_index("seed")["loss"].astype(float) for side in (a, b)]
+    # seeds of one cell alone wait for their partner
     common = sorted(set(losses[0].index) & set(losses[1].index))
     if not common:
         raise ValueError(f"--paired: {a.name} and {b.name} share no seed, expected one or more.")
     steps = np.log(losses[0][common].to_numpy()) - np.log(losses[1][common].to_numpy())
+    # one pair has no scatter: its interval is unbounded by 0 degrees of freedom
     sigma = float(steps.std(ddof=1)) if len(steps) > 1 else 0.0
     return float(steps.mean()), sigma, len(steps) - 1.0, float(len(steps))
 
@@ -101,5 +106,6 @@ def _choose_next(a: Side, b: Side) -> tuple[str, int]:
     """Return cell and seed to train next: a seed that the other cell has, else a new one."""
     seeds = {side.name: {int(seed) for seed in side.runs["seed"]} for side in (a, b)}
     fewer, more = sorted((a, b), key=lambda side: side.n_seeds)
+    # a seed of both cells is a pair, also for a comparison that does not use pairs
     missing = sorted(seeds[more.name] - seeds[fewer.name])
     return fewer.name, missing[0] if missing else max(seeds[fewer.name] | seeds[more.name]) + 1

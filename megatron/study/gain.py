@@ -40,6 +40,7 @@ def find_ladder(table: pd.DataFrame, name: str, by: str) -> Ladder:
 
     Raises ValueError if no run matches, or a column is unknown.
     """
+    # names of runs have no colon (cell.py, NAME)
     pattern, _, column = name.partition(":")
     column = column or "loss"
     for needed in (column, by):
@@ -48,13 +49,16 @@ def find_ladder(table: pd.DataFrame, name: str, by: str) -> Ladder:
     runs = select_finished(table)
     matches = np.array([fnmatch.fnmatchcase(run, pattern) for run in runs["run"].astype(str)], bool)
     runs = runs[matches & (runs[column] > 0).to_numpy() & (runs[by] > 0).to_numpy()]
+    # a forecast's run is no point of the ladder
     if "held_out" in runs:
         runs = runs[~(runs["held_out"] > 0)]
     if runs.empty:
         raise ValueError(f"{name}: no finished run matches. Quote patterns with *, and see the column run.")
     x, losses, sizes = (runs[key].to_numpy(float) for key in (by, column, "n_params"))
+    # several sizes at a budget: the best one is between them
     if by == COMPUTE and any(len(np.unique(sizes[rows])) >= MIN_SIZES for rows in split_budgets(x)):
         return ladder_of_frontier(sizes, runs["train_tokens"].to_numpy(float), losses, x)
+    # at equal tokens two sizes differ by their compute
     if by == TOKENS and len(np.unique(sizes)) > 1:
         raise ValueError(f"{name}: got {len(np.unique(sizes))} sizes, expected one to compare over tokens.")
     seeds = runs["seed"].fillna(-1).astype(int) if "seed" in runs else range(len(runs))

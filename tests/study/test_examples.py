@@ -20,6 +20,7 @@ STUDIES = {
     "study_gpu": 30,
     "study_crossover_gpu": 96,
     "study_crossover_cpu": 489,
+    "study_optimizer_cpu": 38,
 }
 
 
@@ -34,7 +35,7 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
 
     @cache
     def runs(name: str) -> list[PlannedRun]:
-        folder = corpora / ("512" if name == "law_cpu" else "50257")
+        folder = corpora / ("512" if name in ("law_cpu", "study_optimizer_cpu") else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
         path = root / "examples_scaling" / "training" / f"{name}.yaml"
         if "path_test:" in path.read_text():
