@@ -471,7 +471,7 @@ def add_compare(actions: Any) -> None:
     parser = add_action(actions, "compare", run_compare)
     add = parser.add_argument
     add("study", type=Path, metavar="STUDY_DIR|TABLE.csv", help="a study or a table of its runs")
-    add("a", nargs="?", metavar="RUN_A", help="a run or a cell, or a prefix of its name")
+    add("a", nargs="?", metavar="RUN_A", help="a run or a cell: a prefix of its name, or a pattern")
     add("b", nargs="?", metavar="RUN_B", help="the run or cell to compare with")
     best = "compare the lowest loss with the others, for each compute or each objective"
     add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)

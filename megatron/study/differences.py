@@ -17,8 +17,10 @@ between seeds. Runs scored on different numbers of tokens,
 hence on different texts, have no interval.
 """
 
+import fnmatch
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -32,6 +34,7 @@ from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, read_runs, read_table, select_finished
 
+SEED = re.compile(r"-seed\d+")  # in a run's name
 LEVEL = 0.95  # intervals of several differences hold together at this level
 
 
@@ -43,11 +46,15 @@ class Side:
 
     @property
     def name(self) -> str:
-        """A run's name without the hash, or the common prefix of all seeds."""
-        names = list(self.runs["run"])
-        if len(names) == 1:  # names may end with the first 8 digits of the identity
-            return names[0].removesuffix(f"-{str(self.runs['identity'].iloc[0])[:8]}") or names[0]
-        # "...-seed0" and "...-seed1" share "...-seed": the suffix is removed
+        """A run's name without the hash, or the name that all seeds share."""
+        # names may end with the first 8 digits of the identity
+        ends = (f"-{str(identity)[:8]}" for identity in self.runs["identity"])
+        names = [name.removesuffix(end) or name for name, end in zip(self.runs["run"], ends, strict=True)]
+        if len(names) == 1:
+            return names[0]
+        # a label follows the seed: "...-seed0-muon" and "...-seed1-muon" are "...-muon"
+        if len(same := {SEED.sub("", name) for name in names}) == 1:
+            return same.pop()
         return os.path.commonprefix(names).rstrip("-_").removesuffix("seed").rstrip("-_") or names[0]
 
     @property
@@ -96,15 +103,20 @@ def group_cells(table: pd.DataFrame) -> list[Side]:
 def find_side(table: pd.DataFrame, name: str) -> Side:
     """Return the run with this name, or all seeds of the cell with this name.
 
-    `name` may be a prefix of a run's name; a prefix that ends before a dash
-    takes precedence. A prefix of the names of all runs of one
+    `name` may be a prefix of a run's name, or a pattern such as "*-seed?-muon-*";
+    a prefix that ends before a dash takes precedence. A prefix of the names of all runs of one
     cell selects that cell. Raises ValueError if no finished run
     matches, or if runs of several cells match.
     """
     runs = _select_runs(table)
     # exact name first, then a prefix up to a dash, then any prefix: "s4" must
     # not match "s48" if "s4-..." exists
-    masks = (runs["run"] == name, runs["run"].str.startswith(f"{name}-"), runs["run"].str.startswith(name))
+    masks = (
+        runs["run"] == name,
+        runs["run"].str.startswith(f"{name}-"),
+        runs["run"].str.startswith(name),
+        runs["run"].map(lambda run: fnmatch.fnmatchcase(run, name)).astype(bool),
+    )
     matches = next((runs[mask] for mask in masks if mask.any()), None)
     if matches is None:
         raise ValueError(f"{name}: got no finished run of that name. Name one of {len(runs)} with a loss.")

@@ -172,3 +172,21 @@ def test_the_command_prints_table_sentence_and_json(cli: Cli, tmp_path: Path) ->
     answer = json.loads(cli("compare", path, "--best", "--json").output)
     assert answer["noise_floor"][AR]["dof"] == 4 and answer["differences"][0]["verdict"] == "better"
     assert "no finished run" in cli("compare", path, "ar-y", "ar-q", status=1).error
+
+
+def test_a_pattern_selects_a_labelled_cell_whose_name_has_the_label() -> None:
+    rows = [
+        row_of(
+            label,
+            seed,
+            4.0 + 0.01 * seed,
+            run=f"ar-1Mtok-seed{seed}-{label}-{label}{seed}00",
+            identity=f"{label}{seed}00",
+        )
+        for label in ("one", "two")
+        for seed in range(2)
+    ]
+    side = find_side(make_frame(rows), "*-seed?-two-*")
+    assert (side.n_seeds, side.name) == (2, "ar-1Mtok-two")
+    with pytest.raises(ValueError, match="got 4 matching runs"):
+        find_side(make_frame(rows), "*-seed?-*")
