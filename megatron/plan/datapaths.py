@@ -125,8 +125,8 @@ def _split_pairs(line: str) -> list[str]:
 
 def _split_unique(entry: str, location: str) -> tuple[str, int | None]:
     """Return an entry without its last word `unique=TOKENS`, and these tokens."""
-    rest, found, number = entry.rpartition(UNIQUE)
-    if not found:
+    rest, mark, number = entry.rpartition(UNIQUE)
+    if not mark:
         return entry, None
     # isdecimal is true for digits only: neither a sign nor an exponent
     if not number.isdecimal() or not int(number):

@@ -21,8 +21,8 @@ PEAKS = {
 
 
 def test_the_peak_is_found_by_the_name_that_the_driver_gives() -> None:
-    found = {name: find_device(name) for name in PEAKS}
-    assert {name: device and device.peak_tflops for name, device in found.items()} == PEAKS
+    devices = {name: find_device(name) for name in PEAKS}
+    assert {name: device and device.peak_tflops for name, device in devices.items()} == PEAKS
 
 
 def test_llama_3_8b_at_17581_tokens_a_second_uses_45_percent_of_a_b200() -> None:
