@@ -105,19 +105,21 @@ def set_vocabulary(draft: Translation) -> None:
         draft.set("model.n_tokens", len(_read_object(path, {})), "vocab-file")
 
 
-def _read_lengths(draft: Translation, stem: str) -> dict[str, Fraction]:
+def _read_lengths(draft: Translation, stem: str, ramp: Any) -> dict[str, Fraction]:
     """Return the given STEM-tokens, STEM-samples and STEM-iters, in steps, or with a ramp in tokens."""
     batch = draft.value("global-batch-size")
     sizes = {"tokens": batch * draft.value("seq-length"), "samples": batch, "iters": 1}
     names = {f"{stem}-{unit}": size for unit, size in sizes.items()}
-    factor = sizes["tokens"] if draft.has("rampup-batch-size") else 1
+    factor = sizes["tokens"] if ramp else 1
     return {name: Fraction(draft.value(name) * factor, n) for name, n in names.items() if draft.value(name)}
 
 
 def set_length(draft: Translation) -> None:
     """Set length, warm-up and decay in steps, or in tokens if the batch size grows; and its ramp."""
-    train, decay, warmup = (_read_lengths(draft, stem) for stem in ("train", "lr-decay", "lr-warmup"))
     ramp = draft.value("rampup-batch-size")
+    if ramp and draft.value("pipeline-model-parallel-size") > 1:
+        draft.refused["rampup-batch-size"], ramp = "not supported with a pipeline", None
+    train, decay, warmup = (_read_lengths(draft, stem, ramp) for stem in ("train", "lr-decay", "lr-warmup"))
     # tokens are whole here, and the run rounds them to steps of its sizes
     unit = "iterations" if ramp is None else "tokens"
     draft.set("dataset.rampup_batch_size", ramp and yaml.safe_load(f"[{', '.join(ramp)}]"))
