@@ -25,6 +25,7 @@ from megatron.laws.power_law import interval_quantile
 MIN_FOR_CURVATURE, MIN_DOF = 3, 3  # budgets of each ladder; degrees of freedom that remain with a parabola
 MIN_PAIRS = 6  # fewer do not measure a correlation
 BETTER, WORSE, UNDECIDED, UNCHANGED = "better", "worse", "undecided", "unchanged"
+FALLS, RISES = "falls", "rises"
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,17 @@ class EquivalentGain:
 
     @property
     def change(self) -> str:
-        """What the gain does as compute grows: "shrinks", "grows", or "unchanged" if neither is shown."""
+        """What the gain does as compute grows: "shrinks", "grows", or "unchanged" if neither is shown.
+
+        The ratio "falls" or "rises" where no gain is shown.
+        """
         _, low, high = self.trend()
         middle = self.at(math.sqrt(self.C[0] * self.C[1]))
-        if low <= 1 <= high or middle.verdict == UNDECIDED:
+        if low <= 1 <= high:
             return UNCHANGED
+        # without a gain in the middle of the range there is none to shrink
+        if middle.verdict == UNDECIDED:
+            return FALLS if high < 1 else RISES
         # a ratio below 1 that rises, or one above 1 that falls, approaches 1
         return "shrinks" if (low > 1) == (middle.ratio < 1) else "grows"
 

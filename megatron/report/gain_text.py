@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from megatron.cli import format_table
-from megatron.laws.equivalent_gain import BETTER, UNCHANGED, UNDECIDED, CellGain, EquivalentGain, GainAt
+from megatron.laws.equivalent_gain import (
+    BETTER,
+    FALLS,
+    RISES,
+    UNCHANGED,
+    UNDECIDED,
+    CellGain,
+    EquivalentGain,
+    GainAt,
+)
 from megatron.study.decision import EQUAL, Decision
 from megatron.study.differences import LEVEL
 from megatron.study.format import format_digits, format_exponent, format_interval, format_plural
@@ -32,6 +41,7 @@ def describe_gain(gain: EquivalentGain, gains: Sequence[GainAt], a: str, b: str,
     kind = "gain" if last.verdict == BETTER else "difference"
     factor, low, high = gain.trend()
     decade = f"{_share(factor)} ({format_interval((low, high), _share)}) per decade"
+    kind = "ratio" if gain.change in (FALLS, RISES) else kind
     change = f"the {kind} {gain.change} with size"
     if gain.change == UNCHANGED:
         change = "no change with size is shown"

@@ -126,6 +126,8 @@ def test_a_gain_that_approaches_one_shrinks() -> None:
     assert simulate(0.6, 0.1, 3, 0.0, rng).change == "shrinks"
     assert simulate(1.6, -0.1, 3, 0.0, rng).change == "shrinks"
     assert simulate(0.6, -0.1, 3, 0.0, rng).change == "grows"
+    assert simulate(1.0, -0.1, 3, 0.5, rng).change == "falls"
+    assert simulate(1.0, 0.1, 3, 0.5, rng).change == "rises"
 
 
 def test_cells_use_the_slope_of_the_frontier() -> None:
