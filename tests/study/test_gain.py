@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +143,14 @@ def test_a_difference_of_two_cells_is_said_in_compute(tmp_path: Path) -> None:
     assert gain.interval[0] < 1 / 1.1 < gain.interval[1] < 1
     assert describe_cell_gain(gain).startswith("In compute: B needs 0.91 times the FLOPs of A (95 %: 0.8")
     assert describe_cell_gain(None) == ""
+
+
+def test_the_worked_example_shows_the_output_of_its_commands(
+    root: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    page = (root / "examples_scaling/training/OPTIMIZERS.md").read_text()
+    shown = re.findall(r"```sh\nscaling ([^\n]*)\n```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert [words.split()[0] for words, _ in shown] == ["gain", "gain", "compare"]
+    for words, output in shown:
+        assert cli(*shlex.split(words)).output == output
