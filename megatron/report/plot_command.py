@@ -95,9 +95,16 @@ def plot_frontier(law: ComputeLaw, runs: Selection, C: Sequence[float] | None) -
 
 def plot_recipe(law: RecipeLaw, points: RecipePoints, C: Sequence[float] | None) -> Chart:
     """Return the recipe's loss at C FLOPs [n], default: up to the furthest forecast, and its points."""
-    chart = law.plot(C)
+    furthest = max([law.furthest_forecast(), *points.unseen[:, 0]])
+    chart = law.plot(np.geomspace(law.C[0], furthest, 24) if C is None else C)
     chart.add_scatter(x=points.C, y=points.L, mode="markers", marker={"color": INK, "size": 4})
-    return _describe(chart, "Loss of one recipe", "Band: 95 % interval of one new run. Points: runs.")
+    caption = "Band: 95 % interval of one new run. Points: runs."
+    if len(points.unseen):
+        x, y = points.unseen.T.tolist()
+        marker = {"color": ACCENT, "size": 9, "symbol": "diamond"}
+        chart.add_scatter(x=x, y=y, mode="markers", marker=marker)
+        caption += " Diamonds: runs that are not fitted."
+    return _describe(chart, "Loss of one recipe", caption)
 
 
 def plot_differences(differences: Sequence[Difference]) -> Chart:

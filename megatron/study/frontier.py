@@ -129,7 +129,10 @@ def fit_recipe(points: RecipePoints) -> RecipeLaw:
 
 
 def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoints) -> list[str]:
-    """Return the table of losses at each compute, default: 1, 10 and 100 times the largest, and notes."""
+    """Return the table of losses at each compute, default: 1, 10 and 100 times the largest, and notes.
+
+    Points that are not fitted are compared with their interval.
+    """
     rows = []
     for C in compute or (law.C[1] * times for times in (1.0, *FAR)):
         at = law.predict(C)
@@ -141,9 +144,22 @@ def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoin
         f"{law.n_points} points of one recipe, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs",
         *(line.rstrip() for line in format_table(head, rows, ("",))),
         f"irreducible loss: {low:.2f} to {high:.2f}, 95 %",
+        *(_describe_unseen(law, C, L) for C, L in points.unseen.tolist()),
         *textwrap.wrap(describe_reach(law), WIDTH),
         *(f"warning: {warning}" for warning in points.warnings),
     ]
+
+
+def _describe_unseen(law: RecipeLaw, C: float, L: float) -> str:
+    """Return the measured loss of a point that is not fitted, beside its prediction."""
+    at = law.predict(C)
+    low, high = at.predictive
+    predicted = f"{format_loss(at.loss)} ({format_interval(at.predictive, format_loss)})"
+    verdict = "inside" if low <= L <= high else "outside"
+    return (
+        f"not fitted: C = {C:.2e}, {C / law.C[1]:.3g} times the largest: predicted {predicted}, measured "
+        f"{format_loss(L)}, {verdict}"
+    )
 
 
 def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]]) -> str:

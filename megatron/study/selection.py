@@ -153,11 +153,15 @@ def select_runs(
 
 @dataclass(frozen=True)
 class RecipePoints:
-    """Points (C, L) of one recipe [n] with their names, and their origin as stored in recipe_law.json."""
+    """Points (C, L) of one recipe [n] with their names, and their origin as stored in recipe_law.json.
+
+    unseen  (C, L) of the rows with held_out = 1, [m, 2]: not fitted
+    """
 
     C: np.ndarray
     L: np.ndarray
     names: list[str]
+    unseen: np.ndarray
     table: dict[str, str]
     warnings: list[str]
 
@@ -178,13 +182,15 @@ def select_points(
     for condition in where:
         runs = _query(path, runs, condition)
     C, L = (read_positive(path, runs, name) for name in (flops_column, Columns.L))
-    names = [str(name) for name in (runs["run"] if "run" in runs else runs.index + 1)]
+    names = np.array([str(name) for name in (runs["run"] if "run" in runs else runs.index + 1)])
+    fitted = ~(runs.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0)
     sums = {
         "path": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "flops_by": flops_column,
     }
-    return RecipePoints(C, L, names, sums, warnings)
+    unseen = np.column_stack([C, L])[~fitted]
+    return RecipePoints(C[fitted], L[fitted], names[fitted].tolist(), unseen, sums, warnings)
 
 
 def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:

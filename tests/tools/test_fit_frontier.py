@@ -44,5 +44,15 @@ def test_a_table_without_sizes_is_one_recipe(cli, tmp_path: Path) -> None:
     assert " ".join(far[-4:-2]) == "no forecast,"
     assert "Forecasts within 10% reach" in output
     assert read_traces(tmp_path / "recipe.html")[-1]["mode"] == "markers"
+    # rows with held_out = 1 are compared and not fitted
+    more = {"flops": [*compute, 1e18, 1e19], "loss": [*loss, 1.9 + 2.2 * 100**-0.16, 9.0]}
+    pd.DataFrame(more | {"held_out": [0] * 7 + [1, 1]}).to_csv(tmp_path / "points.csv", index=False)
+    again = cli(*words, "--plot", tmp_path / "recipe.html").output
+    assert "7 points of one recipe" in again
+    assert [line.split()[-1] for line in again.splitlines() if line.startswith("not fitted: ")] == [
+        "inside",
+        "outside",
+    ]
+    assert read_traces(tmp_path / "recipe.html")[-1]["x"] == pytest.approx([1e18, 1e19])
     wrong = cli("frontier", tmp_path / "points.csv", "--out", tmp_path / "law.json", status=1).error
     assert "no column 'train_flops'" in wrong and "--flops-by" in wrong
