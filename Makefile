@@ -1,5 +1,5 @@
 # make quickstart [CORPUS=...]   install what it imports, then run the whole workflow from raw text to a fitted law;
-#                                CORPUS of less than 12 MB is an error
+#                                CORPUS of less than 14 MB is an error
 # make test                      install everything, then run the tests
 # make test-all                  also run the slow tests
 # make docs                      generate the pages that are derived from the code

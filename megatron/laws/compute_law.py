@@ -15,7 +15,7 @@ as checkpoints of a model, share a part of it (noise.py).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from megatron.io import replace_nonfinite, write_json
 from megatron.laws.columns import takes_data_frame, validate_columns
-from megatron.laws.fitting.compute_trend import ComputeTrend, fit_trend
+from megatron.laws.fitting.compute_trend import PRIOR, ComputeTrend, fit_trend
 from megatron.laws.fitting.frontier_form import (
     CONSTANTS,
     is_at_edge,
@@ -305,11 +305,13 @@ def fit_compute_law(
     C: ArrayLike,
     runs: Sequence[str] = (),
     groups: ArrayLike | None = None,
+    drift: float = PRIOR.drift,
 ) -> ComputeLaw:
     """Fit n runs by least squares of log L: N parameters, D tokens, L nats per token, C FLOPs, each [n].
 
     `groups` [n] as in fit_law: None groups rows
-    that share N if their residuals correlate.
+    that share N if their residuals correlate. `drift`: scale of the drift of the
+    slope beyond the runs, as of TrendPrior.
 
     Raises ValueError for fewer than MIN_RUNS runs, or
     fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
@@ -352,7 +354,7 @@ def fit_compute_law(
         runs=list(runs),
         lack_of_fit=asdict(test) if test else {},
         not_identified=_find_not_identified(theta, covariance, dof, N, C, centre),
-        beyond=asdict(_fit_beyond(theta, covariance, x, log_n, y, (spread, dof), correlation)),
+        beyond=asdict(_fit_beyond(theta, covariance, x, log_n, y, (spread, dof), correlation, drift)),
         warnings=[GROUPED] if dependent else [],
     )
 
@@ -365,6 +367,7 @@ def _fit_beyond(
     y: np.ndarray,
     noise: tuple[float, int],
     correlation: np.ndarray | None,
+    drift: float,
 ) -> ComputeTrend:
     """Fit the trend of the frontier at the budgets: means of their runs, less the form's distance of each.
 
@@ -373,7 +376,8 @@ def _fit_beyond(
     """
     unit = covariance / max(noise[0], 1e-300) ** 2
     at, level, relative = _average_budgets(theta, unit, x, log_n, y, correlation)
-    return fit_trend(at, level, relative, (noise[0], float(noise[1])))
+    prior = replace(PRIOR, drift=drift)
+    return fit_trend(at, level, relative, (noise[0], float(noise[1])), prior)
 
 
 def frontier_levels(

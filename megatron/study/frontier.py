@@ -53,7 +53,8 @@ def fit_frontier(runs: Selection) -> ComputeLaw:
     """Fit the law of runs whose C was read. Raises ValueError if there are too few."""
     assert runs.C is not None, "read_table_runs and make_frontier_runs set it"
     names = runs.names if runs.names is not None else [str(i) for i in runs.frame.index]
-    return replace(fit_compute_law(runs.N, runs.D, runs.L, runs.C, names, runs.groups), table=runs.table)
+    law = fit_compute_law(runs.N, runs.D, runs.L, runs.C, names, runs.groups, runs.drift)
+    return replace(law, table=runs.table)
 
 
 def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, path: str) -> Selection:
@@ -105,7 +106,8 @@ def read_study_runs(study_dir: str | Path, objective: str | None = None) -> Sele
         )
     # C of the fit must be in the convention of the study's budgets
     convention = "exact" if study is None else study.flops_convention
-    return make_frontier_runs(table, objective, FLOPS_COLUMN.get(convention, EXACT), str(folder))
+    runs = make_frontier_runs(table, objective, FLOPS_COLUMN.get(convention, EXACT), str(folder))
+    return runs if study is None else replace(runs, drift=study.slope_drift)
 
 
 def read_table_runs(

@@ -14,6 +14,7 @@ from megatron.config.schema import DatasetConfig, RunConfig
 from megatron.config.section import read_section
 from megatron.config.yaml_file import is_finite, merge_sections, read_yaml
 from megatron.io import write_atomic
+from megatron.laws.fitting.compute_trend import PRIOR
 from megatron.plan.exposure import Exposure
 from megatron.plan.resolve import resolve_config
 from megatron.plan.run_plan import RunPlan, plan_run
@@ -52,6 +53,7 @@ class StudyPlan:
     sizes         model shapes defined by this study, in addition to utils/model_sizes.yaml
     share_trunks  runs that differ only in length branch from the longest, if their
                   learning rates agree
+    slope_drift   of log(L - E) by log C beyond the runs, per sqrt(log C): a larger scale widens forecasts
     """
 
     name: str = option(REQUIRED, "name of the study", expected="one line of text.")
@@ -61,6 +63,7 @@ class StudyPlan:
     cells: list[Entry] = option(REQUIRED, "combinations of settings", read=_read_cells)
     flops_convention: str = option("exact", "convention of `flops`", *CONVENTIONS)
     share_trunks: bool = option(True, "runs that differ only in length share their first steps")
+    slope_drift: float = option(PRIOR.drift, "scale of the drift of the frontier's slope", above=0, unit="-")
     seed: int = option(
         0, "added to every seed", unit="-", expected="an integer, which is added to every seed."
     )

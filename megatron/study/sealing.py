@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def seal_best(study_dir: str | Path) -> Forecast:
     # fitted even if it was forecast
     runs = table[table["identity"].isin(identities)].assign(held_out=0.0)
     _check_finished(folder, runs)
-    law = fit_frontier(make_frontier_runs(runs, objective, column, str(folder)))
+    fitted = make_frontier_runs(runs, objective, column, str(folder))
+    law = fit_frontier(replace(fitted, drift=study.slope_drift))
     reasons = [law.not_identified[name] for name in REQUIRED_CONSTANTS if name in law.not_identified]
     if reasons:
         raise ValueError(

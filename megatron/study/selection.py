@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from megatron.config.presets import suggest_nearest
+from megatron.laws.fitting.compute_trend import PRIOR
 from megatron.laws.holdout import select_largest
 from megatron.study.table import read_table
 
@@ -37,6 +38,7 @@ class Selection:
     groups  labels [n] of rows that are not independent;
             None: unknown, the fits decide by residuals
     U (unique tokens) and C (FLOPs, for a frontier) are None if they were not read.
+    drift   of the frontier's slope, as of a study
     """
 
     frame: pd.DataFrame
@@ -50,6 +52,7 @@ class Selection:
     U: np.ndarray | None = None
     C: np.ndarray | None = None
     groups: np.ndarray | None = None
+    drift: float = PRIOR.drift
 
     @property
     def names(self) -> list[str] | None:

@@ -280,6 +280,21 @@ def test_a_candidate_that_cannot_be_trained_is_refused_before_any_run(tmp_path: 
         expand_study(read_study_plan(path, ["sizes.w24.n_heads=5"]))
 
 
+def test_a_study_may_widen_its_forecasts_by_a_larger_drift(cli: Cli, tmp_path: Path) -> None:
+    ratios, tables = [], []
+    for name, words in (("narrow", ()), ("wide", ("slope_drift=0.06",))):
+        (tmp_path / name).mkdir()
+        study = write_finished_study(tmp_path / name, *words)
+        low, high = seal_best(study.directory).intervals[-1]
+        ratios.append(high / low)
+        tables.append(cli("frontier", study.directory).output.splitlines())
+    assert ratios[1] > 1.02 * ratios[0]
+    # inside the budgets the law is the same
+    assert tables[0][2] == tables[1][2] and tables[0] != tables[1]
+    with pytest.raises(ValueError, match="slope_drift: got 0"):
+        write_finished_study(tmp_path, "slope_drift=0")
+
+
 def test_the_seed_of_a_study_is_added_to_every_seed(tmp_path: Path) -> None:
     path = write_study_file(tmp_path)
     study = write_finished_study(tmp_path, "seed=10")
