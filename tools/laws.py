@@ -22,7 +22,6 @@ per-document losses, if both have them (tools/validate.py --save-per-document).
 """
 
 import argparse
-import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -65,7 +64,6 @@ from megatron.study.selection import (
 )
 from megatron.study.table import SCORE_PREFIX, read_runs, read_table, select_finished
 
-DOCUMENTS = "validation/*/*.documents.parquet"  # relative to the run's folder
 TASK = "task"  # column of tables with a row for each run and task
 RENAME = "Rename the columns with `scaling collect TABLE.csv --from csv --map`"
 REMOVED = {
@@ -502,7 +500,12 @@ def run_compare(args: argparse.Namespace) -> int:
             result = decide(a, b, floors, args.until, args.paired)
             print_json(asdict(result)) if args.json else print(gain_text.describe_decision(result))
             return 0
-        paired = paired_error(args.study, a, b)
+        paired = None
+        # documents pair only between two single runs: the mean of a cell has no per-document losses
+        if args.study.is_dir() and a.n_seeds == b.n_seeds == 1:
+            from megatron.evaluation.compare import find_paired_error
+
+            paired = find_paired_error(*(args.study / str(side.runs["path"].iloc[0]) for side in (a, b)))
         groups = [[differences.compare_sides(a, b, floors, paired=paired)]]
         if (args.study / frontier.COMPUTE_LAW).is_file():
             law = ComputeLaw.load(args.study / frontier.COMPUTE_LAW)
@@ -528,29 +531,6 @@ def run_compare(args: argparse.Namespace) -> int:
     if equivalent is not None:
         print(gain_text.describe_cell_gain(equivalent))
     return 0
-
-
-def paired_error(folder: Path, a: differences.Side, b: differences.Side) -> tuple[float, float] | None:
-    """Return the standard error of the paired difference over documents (nats), and its degrees of freedom.
-
-    Return None for cells, and if the runs have no per-document files of the same name and documents.
-    """
-    # documents pair only between two single runs: the mean of a cell has no per-document losses
-    if not folder.is_dir() or a.n_seeds > 1 or b.n_seeds > 1:
-        return None
-    from megatron.evaluation.compare import compare_documents
-
-    files = [
-        {path.name: path for path in sorted((folder / str(side.runs["path"].iloc[0])).glob(DOCUMENTS))}
-        for side in (a, b)
-    ]
-    for name in sorted(files[0].keys() & files[1].keys()):
-        # other documents under the same name: the next pair of files may match
-        with contextlib.suppress(ValueError):
-            comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
-            # the standard error of a normal 95 % interval of the bootstrap
-            return (comparison.high - comparison.low) / (2 * 1.959964), comparison.n_documents - 1.0
-    return None
 
 
 def add_gain(actions: Any) -> None:

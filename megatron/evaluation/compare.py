@@ -1,5 +1,6 @@
 """Compare two models on the same documents with a paired bootstrap."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from megatron.objective.sample_noise import Purpose, make_generator
 
+DOCUMENTS = "validation/*/*.documents.parquet"  # relative to a run's folder
 UNLIKE = 0.1  # largest share of documents with different numbers of scored tokens
 ENDS = 2  # first and last document of a domain, which may always differ
 ELEMENTS = 1 << 22  # resampled weights in memory at a time
@@ -65,6 +67,21 @@ def compare_documents(a: Path, b: Path, *, n_bootstrap: int = 10_000, seed: int 
     first, second = first[comparable], second[comparable]
     arrays = (first["nats"].to_numpy(), second["nats"].to_numpy(), first["tokens"].to_numpy())
     return paired_bootstrap(*arrays, n_bootstrap, seed)
+
+
+def find_paired_error(a: Path, b: Path) -> tuple[float, float] | None:
+    """Return standard error (nats) and degrees of freedom of the paired difference of two runs' folders.
+
+    None if they have no per-document files of the same name and documents.
+    """
+    files = [{path.name: path for path in sorted(run.glob(DOCUMENTS))} for run in (a, b)]
+    for name in sorted(files[0].keys() & files[1].keys()):
+        # other documents under the same name: the next pair of files may match
+        with contextlib.suppress(ValueError):
+            comparison = compare_documents(files[0][name], files[1][name], n_bootstrap=2000)
+            # the standard error of a normal 95 % interval of the bootstrap
+            return (comparison.high - comparison.low) / (2 * 1.959964), comparison.n_documents - 1.0
+    return None
 
 
 def paired_bootstrap(

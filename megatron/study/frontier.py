@@ -68,16 +68,14 @@ def make_frontier_runs(table: pd.DataFrame, objective: str, flops_column: str, p
     # duplicate directories of one identity count once
     runs = runs.drop_duplicates("identity", keep="last").sort_values("identity")
     letters = {"N": "n_params", "D": "train_tokens", "L": "loss", "C": flops_column}
-    values = {letter: read_positive(Path(path), runs, name) for letter, name in letters.items()}
+    N, D, L, C = (read_positive(Path(path), runs, name) for name in letters.values())
     keys = ["identity", "n_params", "train_tokens", flops_column, "loss"]
     about = {"path": path, "objective": objective, "flops_by": flops_column}
     about["sha256"] = hash_record({"runs": runs[keys].to_numpy().tolist()})
     # 1.01: rounding to whole steps can exceed one epoch slightly
     n_repeated = int((runs["epochs"] > 1.01).sum())
     warnings = [f"{n_repeated} runs read some text more than once."] if n_repeated else []
-    return Selection(
-        runs, **values, columns=letters, filter={}, table=about, warnings=warnings, groups=group_trunks(runs)
-    )
+    return Selection(runs, N, D, L, letters, {}, about, warnings, C=C, groups=group_trunks(runs))
 
 
 def group_trunks(runs: pd.DataFrame) -> np.ndarray | None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from megatron.evaluation.compare import compare_documents, paired_bootstrap
+from megatron.evaluation.compare import compare_documents, find_paired_error, paired_bootstrap
 
 N = 400
 RNG = np.random.default_rng(0)
@@ -58,6 +58,19 @@ def test_only_scores_of_the_same_documents_are_compared(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=sentence):
             compare_documents(a, path)
+
+
+def test_the_paired_error_of_two_runs_is_of_their_first_files_with_the_same_documents(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in "ab"]
+    assert find_paired_error(*runs) is None
+    for run, nats in zip(runs, (HARD * 10 + NOISE, HARD * 10), strict=True):
+        (run / "validation" / "step").mkdir(parents=True)
+        # other documents under one name, then the same ones
+        n = 5 if run.name == "a" else 6
+        write_scores(run / "validation" / "step" / "1.documents.parquet", [9] * n, [1.0] * n)
+        write_scores(run / "validation" / "step" / "2.documents.parquet", TOKENS.tolist(), nats.tolist())
+    se, dof = find_paired_error(*runs)
+    assert (se, dof) == (pytest.approx(NOISE.std() / np.sqrt(N) / 10, rel=0.1), N - 1)
 
 
 def test_a_document_with_different_numbers_of_scored_tokens_is_skipped(tmp_path: Path) -> None:
