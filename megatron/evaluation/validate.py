@@ -1,18 +1,20 @@
 """Held-out loss: exact for autoregressive models, a Monte Carlo bound for masked diffusion."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from megatron.data.batches import SampleSource
+from megatron.data.blend import Blend
 from megatron.data.prefetch import prefetch
 from megatron.engine.interface import Engine
 from megatron.objective.task import Objective, Task
 from megatron.parallel.collectives import sum_over_ranks
 from megatron.parallel.watchdog import mark_phase
 from megatron.parallel.world import World, make_thread_init
+from megatron.plan.datapaths import name_corpora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class HeldOutLoss:
               for text of the same distribution; None for one sample
     mc_se     standard error of the Monte Carlo estimate; None if the loss is exact
     num_mc    masks per sample; None if the loss is exact
+    by_corpus loss of each corpus of a blend, by the name of its file
     """
 
     loss: float
@@ -30,6 +33,7 @@ class HeldOutLoss:
     mc_se: float | None
     num_mc: int | None
     n_tokens: int
+    by_corpus: dict[str, float] = field(default_factory=dict)
 
 
 def validate(
@@ -100,4 +104,16 @@ def validate(
         mc_se=mc_se,
         num_mc=None if objective.exact else n_draws,
         n_tokens=n_samples * samples.seq_len,
+        by_corpus=_average_corpora(samples, means),
     )
+
+
+def _average_corpora(samples: SampleSource, losses: np.ndarray) -> dict[str, float]:
+    """Return the mean loss of each corpus of a blend; {} for other samples. losses [n]."""
+    if not isinstance(samples, Blend):
+        return {}
+    corpora = samples.locate_samples(np.arange(len(losses)))[0]
+    names = name_corpora([corpus.tokens.prefix for corpus in samples.corpora])
+    # with max_samples a corpus of small weight may have no sample
+    scored = {name: losses[corpora == i] for i, name in enumerate(names)}
+    return {name: float(part.mean()) for name, part in scored.items() if len(part)}

@@ -16,7 +16,6 @@ SYNTHETIC_SIDECAR: dict[str, Any] = {"tokens": 1 << 62, "tokenizer": {"n_tokens"
 SUFFIX = ".txt"
 QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+/[0-9]+")
-FULL_WEIGHT = Fraction(1)
 UNIQUE = " unique="
 
 
@@ -39,7 +38,7 @@ def read_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     and line for an unusable data-path file.
     """
     if not str(path).endswith(SUFFIX):
-        return (WeightedCorpus(str(path), FULL_WEIGHT),)
+        return (WeightedCorpus(str(path), Fraction(1)),)
     return read_data_paths(Path(path))
 
 
@@ -49,6 +48,12 @@ def read_held_out_corpora(path: str | Path) -> tuple[WeightedCorpus, ...]:
     if any(corpus.unique_tokens for corpus in corpora):
         raise ValueError(f"{path}: got unique=TOKENS, which is for training. Remove it for held-out text.")
     return corpora
+
+
+def name_corpora(prefixes: Sequence[str]) -> list[str]:
+    """Return the file names of datasets; their prefixes if file names are not unique."""
+    names = [Path(prefix).name for prefix in prefixes]
+    return names if len(set(names)) == len(names) else list(prefixes)
 
 
 def read_data_paths(path: Path) -> tuple[WeightedCorpus, ...]:
@@ -143,7 +148,7 @@ def _parse_entry(line: str, location: str, is_only_entry: bool) -> tuple[Fractio
     words = line.split(maxsplit=1)
     if len(words) == 1:
         if is_only_entry:
-            return FULL_WEIGHT, words[0]
+            return Fraction(1), words[0]
         raise ValueError(f"{location}: got the single word {line!r}, expected: weight path-prefix")
     try:
         # accepts 0.3, 3e-1 and 3/10, which are the same Fraction; 3/0 raises

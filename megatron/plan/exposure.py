@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from megatron.config.schema import RunConfig
-from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, read_corpora
+from megatron.plan.datapaths import WeightedCorpus, count_corpus_tokens, name_corpora, read_corpora
 from megatron.plan.mixture_use import ResolvedMixture, read_resolved, split_by_weights
 from megatron.plan.weighted_round_robin import WeightedRoundRobin
 
@@ -56,9 +55,7 @@ class Exposure:
         if config.dataset.unique_tokens is not None:
             self.epoch_samples = self._limit_epoch_samples(config.dataset.unique_tokens)
         self.weights = [float(share) for share in self.round_robin.weights]
-        # file names are short, but only full prefixes are always unique
-        names = [Path(corpus.prefix).name for corpus in self.corpora]
-        self.names = names if len(set(names)) == len(names) else [corpus.prefix for corpus in self.corpora]
+        self.names = name_corpora([corpus.prefix for corpus in self.corpora])
 
     @property
     def epoch_tokens(self) -> int:

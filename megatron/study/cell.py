@@ -117,6 +117,7 @@ class Entry:
     unique_tokens: list[int] = option([], "tokens that are repeated", above=0, unit="tokens")
     epochs: list[float] = option([], "repetitions", above=0, unit="epochs")
     lr: list[Any] = option([], "learning rates or rules")
+    mixture: list[str] = option([], "mixtures of the study by name, or all")
     seeds: list[int] = option([0], "seeds", expected=SEEDS)
     held_out: bool = option(False, "runs are used for prediction, not for fitting")
     label: str = option("", "suffix of the runs' names", read=_read_label)
@@ -143,7 +144,9 @@ class Entry:
         # at most one of the lengths is set (check)
         lengths = [(key, value) for key in ("tokens", "flops") for value in getattr(self, key)]
         # an empty list contributes None, so that the product is not empty
-        optional = (values or [None] for values in (lengths, self.unique_tokens, self.epochs, self.lr))
+        optional = (
+            values or [None] for values in (lengths, self.unique_tokens, self.epochs, self.lr, self.mixture)
+        )
         for values in product(self.objective, self.size, dict.fromkeys(self.seeds or [0]), *optional):
             yield Cell(*values)
 
@@ -159,6 +162,7 @@ class Cell:
     unique_tokens: int | None
     epochs: float | None
     lr: Any
+    mixture: str | None
 
     def train_tokens(self, model: ModelConfig, seq_len: int, convention: str, all_tokens: int) -> float:
         """Return D of the run before rounding to whole steps. `all_tokens` is the size of the corpus."""

@@ -24,7 +24,7 @@ import pandas as pd
 
 from megatron.config.presets import suggest_nearest
 from megatron.study.selection import require_column
-from megatron.study.table import COLUMNS, NOTE, SCORE_PREFIX, make_frame, read_table
+from megatron.study.table import COLUMNS, NOTE, PREFIXES, make_frame, read_table
 
 KINDS = ("torchtitan", "megatron", "tensorboard", "wandb", "csv")
 FINAL_SHARE = 0.02  # last share of the training losses, averaged if there is no held-out loss
@@ -237,7 +237,7 @@ def _read_csv_rows(
     if "loss" not in table:
         raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
     rows = []
-    names = [name for name in table if name in COLUMNS or str(name).startswith(SCORE_PREFIX)]
+    names = [name for name in table if name in COLUMNS or str(name).startswith(PREFIXES)]
     for i, values in enumerate(_list_cells(table[names]), 1):
         # a diverged run has nan in its table: it becomes a row without a loss
         status, note = ("done", "") if "loss" in values else ("failed", "It has no loss.")

@@ -21,6 +21,7 @@ from megatron.plan.run_plan import RunPlan, plan_run
 from megatron.study.cell import BEST, Cell, Entry, check_name, check_removed_keys, read_entry, read_rule
 from megatron.study.forecast import FORECASTS, read_forecasts
 from megatron.study.format import format_short
+from megatron.study.mixtures import Mixtures, select_mixtures
 
 STUDY = "study.yaml"  # in the study's directory
 CONVENTIONS = ("exact", "6nd", "kaplan", "palm", "megatron", "chinchilla")
@@ -60,6 +61,7 @@ class StudyPlan:
     directory: Path = option(REQUIRED, "folder of all files of the study")
     run: dict[str, Any] = option(REQUIRED, "base configuration of every run")
     sizes: dict[str, dict[str, Any]] = option({}, "shapes by name", read=_read_sizes)
+    mixtures: Mixtures | None = option(None, "domains, and weights of mixtures")
     cells: list[Entry] = option(REQUIRED, "combinations of settings", read=_read_cells)
     flops_convention: str = option("exact", "convention of `flops`", *CONVENTIONS)
     share_trunks: bool = option(True, "runs that differ only in length share their first steps")
@@ -70,7 +72,8 @@ class StudyPlan:
 
     def text(self) -> str:
         """Return the study as YAML, with its overrides applied; lists that are not set are left out."""
-        whole = asdict(self) | {"directory": str(self.directory)}
+        whole = {key: value for key, value in asdict(self).items() if value is not None}
+        whole["directory"] = str(self.directory)
         whole["cells"] = [
             {key: value for key, value in cell.items() if value not in ([], {}, "", False)}
             for cell in whole["cells"]
@@ -125,6 +128,8 @@ def read_study_plan(path: str | Path, overrides: Sequence[str] = ()) -> StudyPla
     study = read_section(StudyPlan, raw, str(path), separator=": ")
     if sum(BEST in entry.size for entry in study.cells) > 1:
         raise ValueError(f"{path}: cells: got several entries of size {BEST}, expected one at most.")
+    if study.best is not None and study.mixtures is not None:
+        raise ValueError(f"{path}: cells: got size {BEST} with mixtures, whose frontiers differ. Remove one.")
     return study
 
 
@@ -164,6 +169,8 @@ def expand_listed(study: StudyPlan) -> list[PlannedRun]:
     # keyed by identity: the same settings in two entries are one run
     runs: dict[str, PlannedRun] = {}
     for entry in study.cells:
+        if entry.mixture:
+            entry = replace(entry, mixture=select_mixtures(study.mixtures, entry.mixture))
         for cell in entry.list_cells() if entry.size != [BEST] else ():
             run = _plan_cell(study, entry, cell)
             earlier = runs.get(run.plan.identity)
@@ -204,6 +211,8 @@ def _plan_cell(study: StudyPlan, entry: Entry, cell: Cell) -> PlannedRun:
     # later sections override earlier ones: study, entry, size
     changes: dict[str, Any] = {"objective": {"name": cell.objective}, "misc": {"seed": cell.seed}}
     changes["model"] = {"size": cell.size, **study.sizes.get(cell.size, {})}
+    if cell.mixture is not None and study.mixtures is not None:
+        changes["dataset"] = {"path_train": str(study.mixtures.write(cell.mixture, study.directory))}
     raw = merge_sections(base, changes)
     optim, data, schedule = (dict(raw.get(key) or {}) for key in ("optim", "dataset", "lr_scheduler"))
     rate = optim.get("lr") if cell.lr is None else cell.lr
@@ -255,6 +264,7 @@ def _length_keys(cell: Cell, data: dict[str, Any], tokens: float, seq_len: int, 
 def _name_run(cell: Cell, entry: Entry, tokens: float) -> str:
     """Return a readable name that is unique within the entry."""
     parts = [cell.objective, cell.size, f"{format_short(tokens)}tok"]
+    parts += [] if cell.mixture is None else [cell.mixture]
     if cell.unique_tokens is not None:
         parts.append(f"{format_short(cell.unique_tokens)}unique")
     if cell.epochs is not None:

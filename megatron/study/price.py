@@ -15,7 +15,7 @@ from megatron.cli import format_table, positive_float
 from megatron.config.presets import suggest_nearest
 from megatron.config.schema import CheckpointConfig, LrSchedulerConfig, RunConfig
 from megatron.plan.datapaths import SYNTHETIC, read_corpora
-from megatron.plan.exposure import count_epoch_samples
+from megatron.plan.exposure import CorpusUse, count_epoch_samples
 from megatron.plan.hardware import DeviceSpec, find_device, load_devices
 from megatron.plan.memory import estimate_memory
 from megatron.plan.roofline import RATES, StepSettings, predict_step
@@ -42,6 +42,7 @@ LEGEND = (
     "AR: autoregressive; MD: masked diffusion; H: held out of the fit; B: branches from a longer run, "
     "time of its own steps"
 )
+USE_HEAD = ("mixture", "dataset", "share", "tokens", "epochs")
 HEAD = ("run", "N", "tokens", "epochs", "steps", "FLOPs", "GiB", "time", "status")
 
 
@@ -323,6 +324,8 @@ def format_price(
     if lists_runs:
         rows = [_format_row(run, speed, gpus_per_run) for run in runs]
         lines += ["", *format_table(HEAD, rows, ("run", "status")), *textwrap.wrap(LEGEND, WIDTH)]
+        if uses := _list_uses(runs):
+            lines += ["", *format_table(USE_HEAD, uses, USE_HEAD[:2])]
     return "\n".join(lines)
 
 
@@ -342,6 +345,20 @@ def _format_row(run: PlannedRun, speed: Speed, gpus_per_run: int) -> tuple[str, 
         format_duration(speed.seconds(run)),
         f"{'done' if done else 'to run'} {marks}".strip(),
     )
+
+
+def _list_uses(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
+    """Return the cells of each dataset of each blend, in the run that repeats it most."""
+    uses: dict[tuple[str, str], CorpusUse] = {}
+    for run in runs:
+        data, corpora = run.config.dataset, run.plan.corpora
+        for use in corpora if len(corpora) > 1 else ():
+            key = (Path(str(data.mixture or data.path_train)).stem, use.name)
+            uses[key] = max(use, uses.get(key, use), key=lambda use: use.epochs)
+    return [
+        (*key, f"{use.share:.1%}", format_short(use.unique_tokens + use.repeated_tokens), f"{use.epochs:.2f}")
+        for key, use in uses.items()
+    ]
 
 
 def add_tariff_options(group: argparse._ArgumentGroup) -> None:

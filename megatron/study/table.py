@@ -52,6 +52,10 @@ COLUMNS = {
     "test_loss": float, "test_loss_se": float, "loss_ema": float,
 }  # fmt: skip
 SCORE_PREFIX = "score_"  # additional columns, one per downstream task
+# columns of blends: share and epochs of each training corpus, loss of each held-out one
+WEIGHT, EPOCHS, LOSS_OF = "weight_", "epochs_", "loss_of_"
+PREFIXES = (SCORE_PREFIX, WEIGHT, EPOCHS, LOSS_OF)
+NAME_ENDS = "_text_document"  # of datasets that tools/preprocess_data_many_cores.py writes
 NOTE = "note"
 PLAN_COLUMNS = ["identity", *list(COLUMNS)[3:14]]  # plan.json has their values
 SORTED_BY = ["objective", "n_params", "train_tokens", "run"]  # unknown values are last
@@ -73,10 +77,14 @@ def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     So are values that are not of the type of their column.
     """
     names = {name for row in rows for name in row}
-    columns = [*COLUMNS, *sorted(name for name in names if name.startswith(SCORE_PREFIX)), NOTE]
+    columns = [*COLUMNS, *sorted(name for name in names if name.startswith(PREFIXES)), NOTE]
     cells = pd.DataFrame(rows, columns=columns, dtype=object)
     frame = pd.DataFrame({name: _convert_column(cells[name], []) for name in cells})
     frame[NOTE] = frame[NOTE].fillna("")
+    # a corpus that a blend does not have has no weight in it
+    weights = [name for name in frame if name.startswith(WEIGHT)]
+    is_blend = frame[weights].notna().any(axis=1)
+    frame.loc[is_blend, weights] = frame.loc[is_blend, weights].fillna(0.0)
     frame.attrs["warnings"] = []
     return frame
 
@@ -168,6 +176,7 @@ def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
     try:
         plan = _read_object(run_dir / PLAN, ("identity", "n_params", "train_tokens"))
         row |= _select_values(plan, PLAN_COLUMNS) | {"cell": plan.get("cell_identity")}
+        row |= _read_blend(plan)
         if not (run_dir / RESULT).exists():
             return row | _read_progress(run_dir, now)
         result = _read_object(run_dir / RESULT, ("loss",))
@@ -177,11 +186,23 @@ def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
             other = f"{RESULT} is of run {result['identity']}, {PLAN} of {plan['identity']}"
             raise ValueError(f"{other}: delete the result.")
         row |= _select_values(result, RESULT_COLUMNS) | {"tps": result.get("tps_mean")}
+        losses = result.get("loss_by_corpus") or {}
+        row |= {f"{LOSS_OF}{name.removesuffix(NAME_ENDS)}": loss for name, loss in losses.items()}
         if not math.isfinite(result["loss"]):
             raise ValueError(f"It diverged: its held-out loss is {result['loss']}.")
-    except (OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         return row | {"status": "failed", NOTE: str(error)}
     return row | {"status": "done", "loss": result["loss"]}
+
+
+def _read_blend(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return share and epochs of each corpus of a blend; {} for one corpus."""
+    row: dict[str, Any] = {}
+    corpora = plan.get("corpora") or ()
+    for corpus in corpora if len(corpora) > 1 else ():
+        name = str(corpus["name"]).removesuffix(NAME_ENDS)
+        row |= {f"{WEIGHT}{name}": corpus["share"], f"{EPOCHS}{name}": corpus["epochs"]}
+    return row
 
 
 def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -326,7 +347,7 @@ def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
     numbers = pd.to_numeric(text, errors="coerce").astype(float)
     numbers = numbers.where(numbers.abs() <= MAX_NUMBER)
     unreadable = numbers.isna() & text.notna()
-    is_number = COLUMNS.get(name, str) is not str or name.startswith(SCORE_PREFIX)
+    is_number = COLUMNS.get(name, str) is not str or name.startswith(PREFIXES)
     if not is_number and (name in COLUMNS or unreadable.any() or numbers.isna().all()):
         return text.astype(object).where(text.notna(), None)
     if unreadable.any():

@@ -274,6 +274,7 @@ def _build_result(
         "mc_se": None if held_out is None else held_out.mc_se,
         "n_tokens_scored": 0 if held_out is None else held_out.n_tokens,
         **({} if averaged is None else {"loss_ema": averaged}),
+        **({"loss_by_corpus": held_out.by_corpus} if held_out and held_out.by_corpus else {}),
         **tested,
         "step": state.step,
         "train_tokens": state.tokens_seen,
