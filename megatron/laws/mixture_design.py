@@ -1,7 +1,7 @@
 """Mixtures to train: n points of the simplex of weights within bounds, spread evenly or optimal for a law.
 
-Candidates are uniform on the simplex, from a scrambled Sobol sequence, and those outside of the
-bounds are dropped. `spread` takes the candidate that is furthest from those chosen, again and again
+Candidates are uniform on the simplex above the lower bounds, and those above the upper bounds are
+dropped. `spread` takes the candidate that is furthest from those chosen, again and again
 (Kennard and Stone, Technometrics 11, 1969). `optimal` exchanges candidates until the determinant of the
 information on the exponents of the exponential law log(L - c) = log k + sum_j t_j w_j no longer grows
 (Fedorov's exchange), which is the same for every c and k and for small t.
@@ -16,45 +16,33 @@ DECIMALS = 3  # of a weight
 MAX_ROUNDS = 20
 
 
-def design_mixtures(
-    n: int,
-    low: np.ndarray,
-    high: np.ndarray,
-    kind: str = "spread",
-    seed: int = 0,
-) -> np.ndarray:
+def design_mixtures(n: int, low: np.ndarray, high: np.ndarray, kind: str = "spread") -> np.ndarray:
     """Return weights [n, k] between `low` and `high` [k] that sum to 1, with DECIMALS decimals.
 
     Raises ValueError for bounds that no mixture meets, or too few mixtures for k domains.
     """
     k = len(low)
-    if not (low >= 0).all() or not (low <= high).all() or not low.sum() <= 1 <= high.sum():
-        raise ValueError("design: got bounds that no mixture meets, expected low <= high and sums around 1")
+    if not (low <= high).all() or not low.sum() <= 1 <= high.sum():
+        raise ValueError("design: got bounds that no mixture meets, expected low <= high and sums around 1.")
     if n < k:
-        raise ValueError(f"design: got {n} mixtures of {k} domains, expected {k} or more")
-    candidates = _draw_candidates(low, high, seed)
+        raise ValueError(f"design: got {n} mixtures of {k} domains, expected {k} or more.")
+    candidates = _draw_candidates(low, high)
     if len(candidates) < n:
         raise ValueError(
-            f"design: got {len(candidates)} different mixtures within the bounds, expected {n}. Widen them."
+            f"design: got {len(candidates)} mixtures within the bounds, expected {n}. Widen them."
         )
     chosen = _spread(candidates, n)
     return candidates[chosen if kind == "spread" else _exchange(candidates, chosen)]
 
 
-def _draw_candidates(low: np.ndarray, high: np.ndarray, seed: int) -> np.ndarray:
+def _draw_candidates(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return different mixtures [m, k] within the bounds, rounded to DECIMALS."""
-    from scipy.stats import qmc  # slow import
-
-    k, scale = len(low), 10**DECIMALS
-    uniform = qmc.Sobol(k, seed=seed).random(N_CANDIDATES)
-    # exponential variates divided by their sum are uniform on the simplex; `low` is taken off
-    # before, so that most candidates are within the lower bounds
-    shares = -np.log(np.clip(uniform, 1e-12, 1 - 1e-12))
-    weights = low + (1 - low.sum()) * shares / shares.sum(axis=1, keepdims=True)
+    scale = 10**DECIMALS
+    # shares are of what is left above `low`: all candidates are within the lower bounds
+    shares = np.random.default_rng(0).dirichlet(np.ones(len(low)), N_CANDIDATES)
+    units = np.rint((low + (1 - low.sum()) * shares) * scale).astype(int)
     # the largest weight takes the rounding of the others, so that the sum is exactly 1
-    units = np.rint(weights * scale).astype(int)
-    rows, largest = np.arange(len(units)), units.argmax(axis=1)
-    units[rows, largest] += scale - units.sum(axis=1)
+    units[np.arange(len(units)), units.argmax(axis=1)] += scale - units.sum(axis=1)
     units = np.unique(units, axis=0)
     is_inside = (units >= np.ceil(low * scale - 1e-9)) & (units <= np.floor(high * scale + 1e-9))
     return np.asarray(units[is_inside.all(axis=1)] / scale)

@@ -29,10 +29,11 @@ from megatron.report.plot import (
 )
 from megatron.study.differences import Difference
 from megatron.study.format import format_duration
+from megatron.study.frontier import list_unseen
 from megatron.study.gain import UNITS
 from megatron.study.ladder import PlannedRun
 from megatron.study.price import Speed
-from megatron.study.selection import RecipePoints, Selection
+from megatron.study.selection import Selection
 
 
 def add_plot_option(parser: Any) -> None:
@@ -93,14 +94,15 @@ def plot_frontier(law: ComputeLaw, runs: Selection, C: Sequence[float] | None) -
     return _describe(chart, "Compute-optimal frontier", caption)
 
 
-def plot_recipe(law: RecipeLaw, points: RecipePoints, C: Sequence[float] | None) -> Chart:
+def plot_recipe(law: RecipeLaw, points: Selection, C: Sequence[float] | None) -> Chart:
     """Return the recipe's loss at C FLOPs [n], default: up to the furthest forecast, and its points."""
-    furthest = max([law.furthest_forecast(), *points.unseen[:, 0]])
+    fitted, unseen = points.subset(~points.held_out()), list_unseen(points)
+    furthest = max([law.furthest_forecast(), *(at for at, _ in unseen)])
     chart = law.plot(np.geomspace(law.C[0], furthest, 24) if C is None else C)
-    chart.add_scatter(x=points.C, y=points.L, mode="markers", marker={"color": INK, "size": 4})
+    chart.add_scatter(x=fitted.C, y=fitted.L, mode="markers", marker={"color": INK, "size": 4})
     caption = "Band: 95 % interval of one new run. Points: runs."
-    if len(points.unseen):
-        x, y = points.unseen.T.tolist()
+    if unseen:
+        x, y = map(list, zip(*unseen, strict=True))
         marker = {"color": ACCENT, "size": 9, "symbol": "diamond"}
         chart.add_scatter(x=x, y=y, mode="markers", marker=marker)
         caption += " Diamonds: runs that are not fitted."

@@ -14,7 +14,7 @@ from megatron.io import read_json
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.law import Law
 from megatron.laws.measured_crossover import MeasuredCrossover
-from megatron.study.downstream_scores import REFERENCE_COLUMNS, REFERENCES, load_references
+from megatron.study.downstream_scores import REFERENCE_COLUMNS, REFERENCES
 from megatron.study.forecast import describe_calibration, read_forecasts, score_forecasts
 from megatron.study.frontier import COMPUTE_LAW
 from megatron.study.ladder import STUDY, read_study_plan
@@ -243,6 +243,15 @@ def _tabulate_forecasts(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
     )[FORECAST_COLUMNS]
     table.attrs["calibration"] = describe_calibration(outcomes)
     return table
+
+
+def load_references(path: Path) -> pd.DataFrame:
+    """Read references.csv. Raises ValueError for other columns or values."""
+    table = read_table(path)
+    if list(table) != REFERENCE_COLUMNS or table["score"].dtype != float or table.attrs["warnings"]:
+        expected = ", ".join(REFERENCE_COLUMNS)
+        raise ValueError(f"{path}: got columns {', '.join(table)}, expected {expected}. Collect it again.")
+    return table.fillna({"note": ""})
 
 
 def _read_file(read: Callable[[Path], Any], path: Path, default: Any, warnings: list[str]) -> Any:

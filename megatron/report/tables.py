@@ -17,7 +17,6 @@ from megatron.study.forecast import CROSSING
 from megatron.study.format import (
     NOT_KNOWN,
     OBJECTIVE_NAMES,
-    format_constant,
     format_count,
     format_digits,
     format_duration,
@@ -27,7 +26,7 @@ from megatron.study.format import (
     format_with_interval,
 )
 from megatron.study.ladder import STUDY
-from megatron.study.price import Tariff, sum_device_seconds
+from megatron.study.price import Tariff
 
 MAX_TASKS = 6  # columns of the table of models
 LEVEL_NOTE = "In brackets 95 % intervals: confidence of N and D, predictive for the loss of one new run."
@@ -164,6 +163,13 @@ def _tabulate_law(objective: str, law: Law) -> Table:
     return _law_table(f"Law {law.form}, {name}", rows, [*notes, _format_lack_of_fit(law.lack_of_fit)])
 
 
+def format_constant(value: float) -> str:
+    """Format a constant of a law: three digits, an exponent outside 0.001 to 1e6, and 0 below 1e-9."""
+    if abs(value) < 1e-9:
+        return "0"
+    return format_digits(value) if 1e-3 <= abs(value) < 1e6 else format_exponent(value)
+
+
 def _law_table(title: str, rows: list[list[str]], notes: list[str]) -> Table:
     # a column without a mark is left out
     has_marks = any(row[2] for row in rows)
@@ -249,6 +255,18 @@ def describe_cost(study: Study, tariff: Tariff) -> str:
     seconds, hardware = sum_device_seconds(map(dict, study.results))
     # a GPU that no option names is listed with its power limit
     return replace(tariff, hardware=hardware).describe(seconds) if seconds else ""
+
+
+def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | None]:
+    """Return (seconds times ranks of finished runs, their hardware); None for several kinds of hardware.
+
+    `results` are contents of result.json. A branch counts the steps that it
+    shares with its trunk.
+    """
+    timed = [result for result in results if isinstance(result.get("wall_s"), int | float)]
+    names = {str(result.get("hardware")) for result in timed}
+    seconds = sum(result["wall_s"] * (result.get("n_ranks") or 1) for result in timed)
+    return seconds, names.pop() if len(names) == 1 else None
 
 
 def _join_distinct(values: Iterable[Any]) -> str:

@@ -35,10 +35,6 @@ STEPLAW = {"coefficient": 1.79, "n": -0.713, "d": 0.307}
 # exponent is only valid with its N.
 COUNTS = {"non_embedding": n_non_embedding, "all": n_params}
 REMOVED = {  # keys of earlier versions -> replacement
-    "objectives": "objective",
-    "sizes": "size",
-    "train_tokens": "tokens",
-    "train_flops": "flops",
     "tokens_per_param": "tokens, listed by size",
     "batch_tokens": "run: {dataset: {batch_size: ...}}",
     "flops_convention": "flops_convention of the whole study",
@@ -144,9 +140,8 @@ class Entry:
         # at most one of the lengths is set (check)
         lengths = [(key, value) for key in ("tokens", "flops") for value in getattr(self, key)]
         # an empty list contributes None, so that the product is not empty
-        optional = (
-            values or [None] for values in (lengths, self.unique_tokens, self.epochs, self.lr, self.mixture)
-        )
+        lists = (lengths, self.unique_tokens, self.epochs, self.lr, self.mixture)
+        optional = (values or [None] for values in lists)
         for values in product(self.objective, self.size, dict.fromkeys(self.seeds or [0]), *optional):
             yield Cell(*values)
 

@@ -7,10 +7,8 @@ import numpy as np
 import pandas as pd
 
 from megatron.laws.curve_law import CurveLaw, fit_curve_law
-from megatron.study.selection import read_positive
+from megatron.study.selection import Columns, read_positive
 from megatron.study.table import read_table
-
-LOSS = "loss"
 
 
 def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps: float) -> list[str]:
@@ -22,7 +20,7 @@ def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps
     curves = []
     for path in fitted:
         table = read_table(path)
-        step, lr, loss = (read_positive(path, table, name) for name in ("step", "lr", LOSS))
+        step, lr, loss = (read_positive(path, table, name) for name in ("step", "lr", Columns.L))
         curves.append((step, lr, loss))
     law = fit_curve_law(curves, warmup_steps)
     constants = ", ".join(f"{name} {value:.4g}" for name, value in law.params.items())
@@ -38,7 +36,7 @@ def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float) -> str:
     steps, rates = (read_positive(path, table, name) for name in ("step", "lr"))
     predicted = law.predict(steps, rates, warmup_steps)
     text = f"{path.name}: loss {predicted[-1]:.4f} at step {steps[-1]:.0f}"
-    measured = table.get(LOSS, pd.Series(np.nan, table.index)).to_numpy(float)
+    measured = table.get(Columns.L, pd.Series(np.nan, table.index)).to_numpy(float)
     done = np.isfinite(measured)
     if not done.any():
         return text

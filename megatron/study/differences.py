@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from megatron.laws.fitting.noise import pool_cells
+from megatron.laws.fitting.noise import count_independent, pool_cells, sigma_interval
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.law import Law
 from megatron.study.table import COLUMNS, read_runs, read_table, select_finished
@@ -244,48 +244,14 @@ def _estimate_floor(runs: pd.DataFrame, law: Law | None) -> NoiseFloor | None:
         pooled = pool_cells(np.log(repeated["loss"].to_numpy(float)), labels)
         # equal losses are copies of a run, not repeats
         if pooled.sum_squares > pooled.dof * 1e-24:
-            sigma, dof = math.sqrt(pooled.variance), float(_independent_dof(repeated, labels))
-            ends = _sigma_interval(sigma, dof)
+            trunks = repeated["trunk"].astype(object).fillna(repeated["run"]).astype(str).to_numpy()
+            sigma, dof = math.sqrt(pooled.variance), float(count_independent(labels, trunks))
+            ends = sigma_interval(sigma, dof, LEVEL)
             return NoiseFloor(sigma, dof, ends, "seeds", pooled.n_cells, pooled.n_runs, text_se)
     if law is None or not law.spread > 0:
         return None
-    ends = _sigma_interval(law.spread, dof := float(law.noise.get("dof", math.inf)))
+    ends = sigma_interval(law.spread, dof := float(law.noise.get("dof", math.inf)), LEVEL)
     return NoiseFloor(law.spread, dof, ends, "law", 0, law.n_runs, text_se)
-
-
-def _independent_dof(runs: pd.DataFrame, cells: np.ndarray) -> int:
-    """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
-
-    Branches of one trunk share most of its scatter. Cells that
-    share trunks are counted together as trunks minus 1, the
-    degrees of freedom if branches share all of it.
-    """
-    from scipy.sparse import coo_array  # slow import
-    from scipy.sparse.csgraph import connected_components
-
-    # Cells and trunks are nodes of a graph, each run an edge. Trunks {a, b},
-    # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
-    # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
-    trunk = runs["trunk"].astype(object).fillna(runs["run"]).astype(str)
-    trunks, labels = np.unique(trunk, return_inverse=True)
-    n_cells = int(cells.max()) + 1
-    n_nodes = n_cells + len(trunks)
-    graph = coo_array((np.ones(len(runs)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))
-    return len(trunks) - int(connected_components(graph, directed=False)[0])
-
-
-def _sigma_interval(sigma: float, dof: float) -> tuple[float, float]:
-    """Return an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
-    from scipy.special import chdtri  # slow import
-
-    if math.isinf(dof):
-        return sigma, sigma
-    # chdtri(dof, p) is the value above which chi-square has probability p:
-    # the smaller p gives the lower end
-    low, high = (
-        sigma * math.sqrt(dof / float(chdtri(dof, tail))) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    )
-    return low, high
 
 
 def compare_sides(

@@ -158,12 +158,3 @@ def read_references(
             about |= (facts or {}).get(model, {})
             rows += [about | score for score in read_task_scores(file)]
     return _make_scores(rows, REFERENCE_COLUMNS)
-
-
-def load_references(path: Path) -> pd.DataFrame:
-    """Read references.csv. Raises ValueError for other columns or values."""
-    table = read_table(path)
-    if list(table) != REFERENCE_COLUMNS or table["score"].dtype != float or table.attrs["warnings"]:
-        expected = ", ".join(REFERENCE_COLUMNS)
-        raise ValueError(f"{path}: got columns {', '.join(table)}, expected {expected}. Collect it again.")
-    return table.fillna({"note": ""})

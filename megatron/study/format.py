@@ -104,10 +104,3 @@ def join_list(parts: Sequence[str]) -> str:
 def format_plural(n: int, noun: str) -> str:
     """Format a number of things: '1 run', '2 runs'."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def format_constant(value: float) -> str:
-    """Format a constant of a law: three digits, an exponent outside 0.001 to 1e6, and 0 below 1e-9."""
-    if abs(value) < 1e-9:
-        return "0"
-    return format_digits(value) if 1e-3 <= abs(value) < 1e6 else format_exponent(value)

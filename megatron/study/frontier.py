@@ -10,27 +10,13 @@ import numpy as np
 import pandas as pd
 
 from megatron.cli import format_table
-from megatron.laws.compute_law import (
-    FURTHEST,
-    LEVEL,
-    MAX_HALF_WIDTH,
-    ComputeLaw,
-    Optimum,
-    fit_compute_law,
-)
+from megatron.laws.compute_law import FURTHEST, LEVEL, MAX_HALF_WIDTH, ComputeLaw, Optimum, fit_compute_law
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.recipe_law import RecipeLaw, RecipePrediction, fit_recipe_law
 from megatron.study.forecast import hash_record
 from megatron.study.format import format_count, format_interval, format_loss
 from megatron.study.ladder import FLOPS_COLUMN, STUDY, read_study_plan
-from megatron.study.selection import (
-    Columns,
-    RecipePoints,
-    Selection,
-    compute_of,
-    read_positive,
-    select_runs,
-)
+from megatron.study.selection import Columns, Selection, compute_of, read_positive, select_runs
 from megatron.study.table import read_runs, select_finished
 
 COMPUTE_LAW = "compute_law.json"  # in the study's directory
@@ -123,12 +109,15 @@ def read_table_runs(
     return replace(runs, C=compute_of(path, runs, by), table=about)
 
 
-def fit_recipe(points: RecipePoints) -> RecipeLaw:
-    """Fit the points of one recipe. Raises the errors of `fit_recipe_law`."""
-    return replace(fit_recipe_law(points.C, points.L, points.names), table=points.table)
+def fit_recipe(points: Selection) -> RecipeLaw:
+    """Fit the points of one recipe that are not held out. Raises the errors of `fit_recipe_law`."""
+    fitted = points.subset(~points.held_out())
+    assert fitted.C is not None, "select_points sets it"
+    names = fitted.names or [str(i + 1) for i in fitted.frame.index]
+    return replace(fit_recipe_law(fitted.C, fitted.L, names), table=points.table)
 
 
-def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoints) -> list[str]:
+def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: Selection) -> list[str]:
     """Return the table of losses at each compute, default: 1, 10 and 100 times the largest, and notes.
 
     Points that are not fitted are compared with their interval.
@@ -144,10 +133,16 @@ def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: RecipePoin
         f"{law.n_points} points of one recipe, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs",
         *(line.rstrip() for line in format_table(head, rows, ("",))),
         f"irreducible loss: {low:.2f} to {high:.2f}, 95 %",
-        *(_describe_unseen(law, C, L) for C, L in points.unseen.tolist()),
+        *(_describe_unseen(law, C, L) for C, L in list_unseen(points)),
         *textwrap.wrap(describe_reach(law), WIDTH),
         *(f"warning: {warning}" for warning in points.warnings),
     ]
+
+
+def list_unseen(points: Selection) -> list[tuple[float, float]]:
+    """Return (C, L) of the points that are held out."""
+    unseen = points.subset(points.held_out())
+    return [(C, L) for C, L in unseen.frame[list(points.columns.values())].to_numpy(float)]
 
 
 def _describe_unseen(law: RecipeLaw, C: float, L: float) -> str:

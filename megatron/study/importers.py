@@ -86,11 +86,9 @@ def read_external_logs(
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
     Raises FileNotFoundError for a missing file. Raises
-    ValueError for an unknown kind, fact or column, or a file
+    ValueError for an unknown fact or column, or a file
     without a run.
     """
-    if kind not in KINDS:
-        raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
     for name in {name for run_facts in facts.values() for name in run_facts} - set(FACTS):
         raise ValueError(f"facts: '{name}'; {suggest_nearest(name, list(FACTS))}")
     rows: list[dict[str, Any]] = []
@@ -234,8 +232,7 @@ def _read_csv_rows(
         require_column(path, read_table(path), header)
     # a column of ours that is mapped to another one is not read
     table = read_table(path, {**{f"their {name}": name for name in columns}, **columns})
-    if "loss" not in table:
-        raise ValueError(f"{path}: got no column of losses. Name it, for example with --map loss=val_loss.")
+    require_column(path, table, "loss", "--map loss=val_loss")
     rows = []
     names = [name for name in table if name in COLUMNS or str(name).startswith(PREFIXES)]
     for i, values in enumerate(_list_cells(table[names]), 1):
@@ -248,15 +245,9 @@ def _read_csv_rows(
 
 
 def _list_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the cells of each row that are not empty, by column; whole numbers are int."""
-    return [
-        {
-            str(name): int(cell) if isinstance(cell, float) and cell.is_integer() else cell
-            for name, cell in row.items()
-            if not pd.isna(cell)
-        }
-        for row in table.to_dict("records")
-    ]
+    """Return the cells of each row that are not empty, by column; columns of whole numbers are int."""
+    rows = table.convert_dtypes().to_dict("records")
+    return [{str(name): cell for name, cell in row.items() if not pd.isna(cell)} for row in rows]
 
 
 def read_facts(path: Path, key: str = "run", names: Sequence[str] = FACTS) -> dict[str, dict[str, Any]]:

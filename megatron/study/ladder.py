@@ -344,11 +344,10 @@ def assign_trunks(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         # Example: trunk of 1,000 steps with 200 of decay, run of 500 with
         # 100: min(500 - 100, 800) = 400.
         last = trunk.plan.n_steps - trunk.plan.decay_steps
-        points = {run.folder: min(run.plan.n_steps - run.plan.decay_steps, last) for run in group}
-        # without decay a run would end inside its trunk: it trains its last
-        # step itself, to be scored `points` and `group` have the same order.
-        # Constant schedule: the run of 500 steps branches at 499.
-        points = {f: min(p, r.plan.n_steps - 1) for (f, p), r in zip(points.items(), group, strict=True)}
+        # Without decay a run would end inside its trunk: it trains its last
+        # step itself, to be scored. Constant schedule: the run of 500 steps
+        # branches at 499.
+        points = {run.folder: min(run.plan.n_steps - max(run.plan.decay_steps, 1), last) for run in group}
         del points[trunk.folder]
         # a point at 0 or below shares no step: the run decays from the start
         branches = [run for run in group if points.get(run.folder, 0) > 0]

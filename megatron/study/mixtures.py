@@ -30,30 +30,16 @@ from megatron.io import write_atomic
 from megatron.laws.mixture_design import design_mixtures
 from megatron.study.cell import check_name
 
-FOLDER = "mixtures"  # in the study's directory
 ALL = "all"  # as a cell's mixture: every one
 Weights = dict[str, float]  # by domain
 
 
-def _read_domains(value: Any, name: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
-        raise ValueError(f"{name}: got {value!r}, expected prefixes of .bin/.idx datasets by name.")
-    return value
-
-
-def _read_weights(value: Any, name: str) -> Weights:
+def check_weights(weights: Any, domains: Sequence[str], where: str) -> None:
+    """Raise ValueError unless `weights` are numbers of 0 or more by domain."""
+    check_known_keys(weights, domains, where)
     # is_finite is first, since text and null have no order
-    if not isinstance(value, dict) or not all(is_finite(weight) and weight >= 0 for weight in value.values()):
-        raise ValueError(f"{name}: got {value!r}, expected weights by domain, as {{code: 0.3}}.")
-    return value
-
-
-def _read_mixtures(value: Any, name: str) -> dict[str, Weights]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name}: got {value!r}, expected weights of mixtures by name.")
-    for key in value:
-        check_name(str(key), name)
-    return {str(key): _read_weights(weights, f"{name}.{key}") for key, weights in value.items()}
+    if not all(is_finite(weight) and weight >= 0 for weight in weights.values()):
+        raise ValueError(f"{where}: got {weights!r}, expected weights of 0 or more, as {{code: 0.3}}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +47,14 @@ class Design:
     """Mixtures that are chosen: n points within bounds by domain."""
 
     n: int = option(REQUIRED, "number of mixtures", above=0, unit="mixtures")
-    low: Weights = option({}, "least weights", read=_read_weights)
-    high: Weights = option({}, "largest weights", read=_read_weights)
+    low: Weights = option({}, "least weights")
+    high: Weights = option({}, "largest weights")
     kind: str = option("spread", "spread evenly, or optimal for the exponential law", "spread", "optimal")
 
     def choose(self, domains: Sequence[str]) -> dict[str, Weights]:
         """Return the mixtures m1, m2, ... Raises ValueError for unknown domains or bad bounds."""
         for key, bounds in (("low", self.low), ("high", self.high)):
-            check_known_keys(bounds, domains, f"mixtures.design.{key}")
+            check_weights(bounds, domains, f"mixtures.design.{key}")
         low = np.array([self.low.get(domain, 0.0) for domain in domains])
         high = np.array([self.high.get(domain, 1.0) for domain in domains])
         rows = design_mixtures(self.n, low, high, self.kind).tolist()
@@ -80,18 +66,20 @@ class Design:
 class Mixtures:
     """The section `mixtures` of a study."""
 
-    domains: dict[str, str] = option(REQUIRED, "datasets by name", read=_read_domains)
-    weights: dict[str, Weights] = option({}, "weights by mixture", read=_read_mixtures)
+    domains: dict[str, str] = option(REQUIRED, "datasets by name")
+    weights: dict[str, Weights] = option({}, "weights by mixture")
     design: Design | None = option(None, "mixtures to choose")
 
     @cached_property
     def by_name(self) -> dict[str, Weights]:
-        """Weights of every mixture by name. Raises ValueError for unknown domains, names or bounds."""
+        """Weights of every mixture by name. Raises ValueError for bad names, domains, weights or bounds."""
+        domains = list(self.domains)
+        chosen = {} if self.design is None else self.design.choose(domains)
         for name, weights in self.weights.items():
-            check_known_keys(weights, list(self.domains), f"mixtures.weights.{name}")
-        chosen = {} if self.design is None else self.design.choose(list(self.domains))
-        for name in self.weights.keys() & {ALL, *chosen}:
-            raise ValueError(f"mixtures.weights.{name}: got a name of the design, or all. Choose another.")
+            check_name(str(name), "mixtures.weights")
+            check_weights(weights, domains, f"mixtures.weights.{name}")
+            if name in (ALL, *chosen):
+                raise ValueError(f"mixtures.weights.{name}: got a name of the design, or all. Change it.")
         return self.weights | chosen
 
     def write(self, name: str, directory: Path) -> Path:
@@ -101,7 +89,7 @@ class Mixtures:
         entries = {entry: weights.get(domain) for domain, entry in self.domains.items()}
         text = "".join(f"{weight} {entry}\n" for entry, weight in entries.items() if weight)
         # the hash keeps the file of runs from before the study was edited
-        path = directory / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:8] / f"{name}.txt"
+        path = directory / "mixtures" / hashlib.sha256(text.encode()).hexdigest()[:8] / f"{name}.txt"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)

@@ -6,10 +6,9 @@ import math
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from megatron.cli import format_table, positive_float
 from megatron.config.presets import suggest_nearest
@@ -366,15 +365,3 @@ def add_tariff_options(group: argparse._ArgumentGroup) -> None:
     watts = "power of one GPU; default: the power limit of a listed GPU"
     for name, about in (("--price-per-hour", "price of one GPU for an hour"), ("--watts", watts)):
         group.add_argument(name, type=positive_float, metavar="NUMBER", help=about)
-
-
-def sum_device_seconds(results: Iterable[dict[str, Any]]) -> tuple[float, str | None]:
-    """Return (seconds times ranks of finished runs, their hardware); None for several kinds of hardware.
-
-    `results` are contents of result.json. A branch counts the steps that it
-    shares with its trunk.
-    """
-    timed = [result for result in results if isinstance(result.get("wall_s"), int | float)]
-    names = {str(result.get("hardware")) for result in timed}
-    seconds = sum(result["wall_s"] * (result.get("n_ranks") or 1) for result in timed)
-    return seconds, names.pop() if len(names) == 1 else None

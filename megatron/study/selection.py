@@ -127,11 +127,7 @@ def select_runs(
         require_column(path, table, name, options.get(letter, "--loss-column"))
     # Filters come before parsing: a cell that is not a number is only an
     # error in a row that is fitted.
-    runs, applied, warnings = _filter_rows(path, table, objective)
-    for condition in where:
-        runs = _query(path, runs, condition)
-    if where:
-        applied["where"] = list(where)
+    runs, applied, warnings = _filter_rows(path, table, objective, where)
     N, D, L = (read_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
@@ -148,52 +144,31 @@ def select_runs(
     column, groups, more = _find_groups(path, runs, group)
     if column is not None:
         letters["group"] = column
-    # the hash of the file's bytes shows
-    # later whether law.json is of this table
-    sums = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return Selection(runs, N, D, L, letters, applied, sums, warnings + more, U, groups=groups)
-
-
-@dataclass(frozen=True)
-class RecipePoints:
-    """Points (C, L) of one recipe [n] with their names, and their origin as stored in recipe_law.json.
-
-    unseen  (C, L) of the rows with held_out = 1, [m, 2]: not fitted
-    """
-
-    C: np.ndarray
-    L: np.ndarray
-    names: list[str]
-    unseen: np.ndarray
-    table: dict[str, str]
-    warnings: list[str]
+    return Selection(runs, N, D, L, letters, applied, _identify(path), warnings + more, U, groups=groups)
 
 
 def select_points(
     path: Path, flops_by: str | None, objective: str | None = None, where: Sequence[str] = ()
-) -> RecipePoints:
-    """Read the finished runs of one objective from a table that needs no N and D.
+) -> Selection:
+    """Select the finished runs of one objective from a table that needs no N and D, which are NaN.
 
-    flops_by  column of the FLOPs; default: train_flops
+    flops_by  column of the FLOPs C; default: train_flops
 
     Raises the errors of `select_runs`.
     """
     table, flops_column = read_table(path), flops_by or "train_flops"
-    for column, option in ((flops_column, "--flops-by"), (Columns.L, "")):
-        require_column(path, table, column, option)
-    runs, _, warnings = _filter_rows(path, table, objective)
-    for condition in where:
-        runs = _query(path, runs, condition)
-    C, L = (read_positive(path, runs, name) for name in (flops_column, Columns.L))
-    names = np.array([str(name) for name in (runs["run"] if "run" in runs else runs.index + 1)])
-    fitted = ~(runs.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0)
-    sums = {
-        "path": path.name,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "flops_by": flops_column,
-    }
-    unseen = np.column_stack([C, L])[~fitted]
-    return RecipePoints(C[fitted], L[fitted], names[fitted].tolist(), unseen, sums, warnings)
+    letters = {"C": flops_column, "L": Columns.L}
+    require_column(path, table, flops_column, "--flops-by")
+    runs, applied, warnings = _filter_rows(path, table, objective, where)
+    C, L = (read_positive(path, runs, name) for name in letters.values())
+    unknown = np.full(len(L), math.nan)
+    about = {**_identify(path), "flops_by": flops_column}
+    return Selection(runs, unknown, unknown, L, letters, applied, about, warnings, C=C)
+
+
+def _identify(path: Path) -> dict[str, str]:
+    """Return name and hash of a table: the hash shows later whether a law is of this table."""
+    return {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def require_column(path: Path, table: pd.DataFrame, name: str, option: str = "") -> None:
@@ -232,9 +207,9 @@ def read_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def _filter_rows(
-    path: Path, table: pd.DataFrame, objective: str | None
+    path: Path, table: pd.DataFrame, objective: str | None, where: Sequence[str]
 ) -> tuple[pd.DataFrame, dict[str, Any], list[str]]:
-    """Return (finished runs of the objective, applied filter for law.json, warnings)."""
+    """Return (finished runs of the objective that meet `where`, applied filter for law.json, warnings)."""
     applied: dict[str, Any] = {}
     warnings = list(table.attrs["warnings"])
     runs = table
@@ -257,6 +232,10 @@ def _filter_rows(
         if objective is not None:
             runs = runs[runs["objective"] == objective]
         applied["objective"] = objective
+    for condition in where:
+        runs = _query(path, runs, condition)
+    if where:
+        applied["where"] = list(where)
     return runs, applied, warnings
 
 

@@ -13,13 +13,7 @@ from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import LOCK, RESULT, is_done
 from megatron.study import price
 from megatron.study.format import format_duration
-from megatron.study.ladder import (
-    PlannedRun,
-    StudyPlan,
-    check_sealed_runs,
-    expand_study,
-    select_runs_of_part,
-)
+from megatron.study.ladder import PlannedRun, StudyPlan, check_sealed_runs, expand_study, select_runs_of_part
 from megatron.study.launchers.launch import Job, Launcher, SweepState, read_last_metrics, run_all
 from megatron.study.launchers.local import MAX_MEMORY_SHARE, Device, LocalLauncher, query_gpus
 from megatron.study.launchers.slurm import SlurmLauncher

@@ -83,8 +83,7 @@ def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     frame[NOTE] = frame[NOTE].fillna("")
     # a corpus that a blend does not have has no weight in it
     weights = [name for name in frame if name.startswith(WEIGHT)]
-    is_blend = frame[weights].notna().any(axis=1)
-    frame.loc[is_blend, weights] = frame.loc[is_blend, weights].fillna(0.0)
+    frame.loc[frame[weights].notna().any(axis=1), weights] = frame[weights].fillna(0.0)
     frame.attrs["warnings"] = []
     return frame
 
@@ -197,12 +196,10 @@ def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
 
 def _read_blend(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return share and epochs of each corpus of a blend; {} for one corpus."""
-    row: dict[str, Any] = {}
     corpora = plan.get("corpora") or ()
-    for corpus in corpora if len(corpora) > 1 else ():
-        name = str(corpus["name"]).removesuffix(NAME_ENDS)
-        row |= {f"{WEIGHT}{name}": corpus["share"], f"{EPOCHS}{name}": corpus["epochs"]}
-    return row
+    uses = {str(use["name"]).removesuffix(NAME_ENDS): use for use in corpora if len(corpora) > 1}
+    shares = {f"{WEIGHT}{name}": use["share"] for name, use in uses.items()}
+    return shares | {f"{EPOCHS}{name}": use["epochs"] for name, use in uses.items()}
 
 
 def _select_values(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from megatron.report.study_data import AUTOREGRESSIVE, SCORES
+from megatron.report.study_data import AUTOREGRESSIVE, SCORES, load_references
 from megatron.study.downstream_scores import (
     REFERENCE_FACTS,
     add_score_columns,
-    load_references,
     read_references,
     read_scores,
     write_scores,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from megatron.report.tables import format_constant
 from megatron.study.format import (
-    format_constant,
     format_count,
     format_digits,
     format_duration,

@@ -14,6 +14,7 @@ from megatron.plan.resolve import resolve_config
 from megatron.plan.roofline import StepSettings, predict_step
 from megatron.plan.run_dir import CONFIG, METRICS, RESULT
 from megatron.plan.run_plan import plan_run
+from megatron.report.tables import sum_device_seconds
 from megatron.study import price
 from megatron.study.format import format_duration
 from megatron.study.ladder import PlannedRun
@@ -119,8 +120,8 @@ def test_the_power_of_the_user_precedes_the_data_sheet_and_mixed_hardware_has_no
     assert price.Tariff(hardware="NVIDIA H200").describe(7200) == "2.00 GPU-hours, up to 1.40 kWh at 700 W"
     assert price.Tariff(hardware="CPU, 2 threads").describe(3600) == price.Tariff().describe(3600) == ""
     h200: dict[str, Any] = {"wall_s": 1800.0, "n_ranks": 4, "hardware": "NVIDIA H200"}
-    assert price.sum_device_seconds([h200, h200 | {"n_ranks": 2}]) == (10800.0, "NVIDIA H200")
-    assert price.sum_device_seconds([h200, {"wall_s": 10.0, "hardware": "CPU"}, {"wall_s": None}]) == (
+    assert sum_device_seconds([h200, h200 | {"n_ranks": 2}]) == (10800.0, "NVIDIA H200")
+    assert sum_device_seconds([h200, {"wall_s": 10.0, "hardware": "CPU"}, {"wall_s": None}]) == (
         7210.0,
         None,
     )

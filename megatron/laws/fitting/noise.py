@@ -17,6 +17,7 @@ is a line in log(N D). It is fitted by maximum likelihood, with e^2 / (1 -
 h) as sigma^2 times a chi-square with one degree of freedom (Aitkin 1987).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -217,6 +218,38 @@ def pool_cells(log_loss: np.ndarray, cells: np.ndarray) -> PooledVariance:
     several = sizes > 1
     squares = float(((log_loss - means[index]) ** 2).sum())
     return PooledVariance(squares, int((sizes - 1).sum()), int(several.sum()), int(sizes[several].sum()))
+
+
+def sigma_interval(sigma: float, dof: float, level: float) -> tuple[float, float]:
+    """Return an interval for a standard deviation: dof s^2 / sigma^2 is chi-square."""
+    from scipy.special import chdtri  # slow import
+
+    if math.isinf(dof):
+        return sigma, sigma
+    # chdtri(dof, p) is the value above which chi-square has probability p:
+    # the smaller p gives the lower end
+    low, high = (sigma * math.sqrt(dof / float(chdtri(dof, (1 + sign * level) / 2))) for sign in (-1, 1))
+    return low, high
+
+
+def count_independent(cells: np.ndarray, trunks: np.ndarray) -> int:
+    """Return the degrees of freedom of the pooled variance of runs [n] of cells [n], which may share trunks.
+
+    Branches of one trunk share most of its scatter. Cells that
+    share trunks are counted together as trunks minus 1, the
+    degrees of freedom if branches share all of it.
+    """
+    from scipy.sparse import coo_array  # slow import
+    from scipy.sparse.csgraph import connected_components
+
+    # Cells and trunks are nodes of a graph, each run an edge. Trunks {a, b},
+    # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
+    # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
+    names, labels = np.unique(trunks, return_inverse=True)
+    n_cells = int(cells.max()) + 1
+    n_nodes = n_cells + len(names)
+    graph = coo_array((np.ones(len(cells)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))
+    return len(names) - int(connected_components(graph, directed=False)[0])
 
 
 def orthonormal_basis(slopes: np.ndarray) -> np.ndarray:

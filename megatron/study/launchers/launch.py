@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from megatron.cli import STOPPED, replace_lost_terminal, stop_signals
+from megatron.cli import STOPPED, TOOLS, replace_lost_terminal, stop_signals
 from megatron.config.read import write_config
 from megatron.io import write_json
 from megatron.plan.run_dir import CHECKPOINTS, CONFIG, EXIT, METRICS, PLAN, is_done, lock_run
@@ -18,6 +18,7 @@ from megatron.study.forecast import read_forecasts, record_seals
 from megatron.study.ladder import PlannedRun
 from megatron.study.table import parse_metrics
 
+PRETRAIN = TOOLS / "pretrain.py"
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "log.txt"
 STOP_WAIT_S = 60.0

@@ -13,9 +13,8 @@ from megatron.cli import STOPPED, TOOLS, die_with_parent
 from megatron.plan.memory import estimate_memory
 from megatron.plan.run_dir import CONFIG
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import LOG, STOP_WAIT_S, Job, Launcher, is_free, prepare_run
+from megatron.study.launchers.launch import LOG, PRETRAIN, STOP_WAIT_S, Job, Launcher, is_free, prepare_run
 
-PRETRAIN = TOOLS / "pretrain.py"
 START_RANKS = TOOLS / "start_ranks.py"  # exits with 75 if its ranks were preempted; torchrun exits with 1
 MAX_MEMORY_SHARE = 0.9  # share of a device's memory, since memory use is an estimate
 # glibc returns large blocks to the kernel at every free, and the next tensor

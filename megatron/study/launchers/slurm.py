@@ -15,9 +15,8 @@ from megatron.io import write_atomic
 from megatron.log import get_logger
 from megatron.plan.run_dir import CHECKPOINTS, is_done
 from megatron.study.ladder import PlannedRun
-from megatron.study.launchers.launch import ROOT, Job, Launcher, is_free, prepare_run
+from megatron.study.launchers.launch import PRETRAIN, ROOT, Job, Launcher, is_free, prepare_run
 
-PRETRAIN = TOOLS / "pretrain.py"
 # a wheel has the script beside its tools
 SCRIPT = (TOOLS if TOOLS == INSTALLED else ROOT / "examples_scaling" / "training") / "sweep_slurm.sh"
 TASK = "slurm_task"  # file in a run's folder: <array>_<index>, the task's id in squeue
