@@ -86,9 +86,11 @@ def read_external_logs(
     columns  our column name -> column of a csv, such as {"loss": "val_loss"}
 
     Raises FileNotFoundError for a missing file. Raises
-    ValueError for an unknown fact or column, or a file
+    ValueError for an unknown kind, fact or column, or a file
     without a run.
     """
+    if kind not in KINDS:
+        raise ValueError(f"--from: got '{kind}', expected one of {', '.join(KINDS)}.")
     for name in {name for run_facts in facts.values() for name in run_facts} - set(FACTS):
         raise ValueError(f"facts: '{name}'; {suggest_nearest(name, list(FACTS))}")
     rows: list[dict[str, Any]] = []

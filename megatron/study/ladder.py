@@ -169,8 +169,7 @@ def expand_listed(study: StudyPlan) -> list[PlannedRun]:
     # keyed by identity: the same settings in two entries are one run
     runs: dict[str, PlannedRun] = {}
     for entry in study.cells:
-        if entry.mixture:
-            entry = replace(entry, mixture=select_mixtures(study.mixtures, entry.mixture))
+        entry = replace(entry, mixture=select_mixtures(study.mixtures, entry.mixture))
         for cell in entry.list_cells() if entry.size != [BEST] else ():
             run = _plan_cell(study, entry, cell)
             earlier = runs.get(run.plan.identity)

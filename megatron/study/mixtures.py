@@ -86,8 +86,7 @@ class Mixtures:
         """Write the data-path file of a mixture, unless it is there, and return its path."""
         weights = self.by_name[name]
         # a domain without weight is not read
-        entries = {entry: weights.get(domain) for domain, entry in self.domains.items()}
-        text = "".join(f"{weight} {entry}\n" for entry, weight in entries.items() if weight)
+        text = "".join(f"{weights[key]} {entry}\n" for key, entry in self.domains.items() if weights.get(key))
         # the hash keeps the file of runs from before the study was edited
         path = directory / "mixtures" / hashlib.sha256(text.encode()).hexdigest()[:8] / f"{name}.txt"
         if not path.is_file():

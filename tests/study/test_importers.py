@@ -113,7 +113,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
         (table, "megatrn", {}, {}, "--from: got 'megatrn', expected one of"),
         (table, "megatron", {"": {"n_param": 3}}, {}, "did you mean 'n_params'?"),
         (table, "csv", {}, {"loss": "val_los"}, "did you mean 'val_loss'?"),
-        (table, "csv", {}, {}, "got no column of losses"),
+        (table, "csv", {}, {}, "no column 'loss'; did you mean 'val_loss'?"),
         (table, "wandb", {}, {}, "got no numbers in Step and val_loss"),
         *((chart.format(*row), "wandb", {}, {}, no_numbers) for row in cells),
     ):
