@@ -51,7 +51,7 @@ from megatron.laws.prediction_text import (
 from megatron.report import gain_text, plot_command
 from megatron.study import differences, forecast, frontier, gain, sealing
 from megatron.study.curves import describe_curves
-from megatron.study.decision import decide, share
+from megatron.study.decision import decide
 from megatron.study.ladder import read_study_plan
 from megatron.study.published import HyperparameterLaw, PublishedLaw, find_law, load_published
 from megatron.study.selection import (
@@ -464,6 +464,17 @@ def run_crossover(args: argparse.Namespace) -> int:
     return 0
 
 
+def parse_share(word: str) -> float:
+    """Parse a share such as 0.5% or 0.005 (an argparse type)."""
+    try:
+        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"got '{word}', expected a share of the loss such as 0.5%")
+    return value
+
+
 def add_compare(actions: Any) -> None:
     """Add the action compare."""
     parser = add_action(actions, "compare", run_compare)
@@ -475,7 +486,7 @@ def add_compare(actions: Any) -> None:
     add("--best", nargs="?", const="compute", choices=("compute", "objective"), help=best)
     add("--law", type=Path, metavar="LAW.json", help="for a table: law whose scatter is the noise")
     until = "decide, or name the next seed: a difference below this share of the loss is none, e.g. 0.5%%"
-    add("--until", type=share, metavar="SHARE", help=until)
+    add("--until", type=parse_share, metavar="SHARE", help=until)
     paired = "--until: from differences of runs of equal seed, by their own scatter"
     add("--paired", action="store_true", help=paired)
     add("--json", action="store_true", help="print JSON")

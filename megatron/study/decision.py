@@ -4,7 +4,6 @@ The interval of the difference holds at every look (megatron/laws/anytime.py), s
 printed after each run and the comparison may stop at the first decision.
 """
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,17 +38,6 @@ class Decision:
     verdict: str
     next_run: str | None
     next_seed: int | None
-
-
-def share(word: str) -> float:
-    """Parse a share such as 0.5% or 0.005 (an argparse type)."""
-    try:
-        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"got '{word}', expected a share of the loss such as 0.5%")
-    return value
 
 
 def decide(
