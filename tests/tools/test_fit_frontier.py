@@ -1,6 +1,7 @@
 """Tests of scaling frontier on a table of runs."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from megatron.study.format import format_count
+from tests.laws.published import read_gadre
 from tests.report.frontier_study import LAW, RUNS
 from tests.tools.conftest import read_traces
 
@@ -56,3 +58,24 @@ def test_a_table_without_sizes_is_one_recipe(cli, tmp_path: Path) -> None:
     assert read_traces(tmp_path / "recipe.html")[-1]["x"] == pytest.approx([1e18, 1e19])
     wrong = cli("frontier", tmp_path / "points.csv", "--out", tmp_path / "law.json", status=1).error
     assert "no column 'train_flops'" in wrong and "--flops-by" in wrong
+
+
+@pytest.mark.parametrize("text", ["c4_original", "rpj", "rw_original"])
+def test_the_far_forecasts_of_the_readme_are_what_the_command_prints(cli, root, laws, tmp_path, text) -> None:
+    """Gadre et al., arXiv 2403.08540: 20 tokens per parameter, losses on C4."""
+    table = pd.DataFrame(read_gadre(laws)).query(f"dataset_name == '{text}' and tok_mult == '20.0'")
+    points = pd.DataFrame(
+        {"train_flops": table["flops"].astype(float), "loss": table["loss_c4_val"].astype(float)}
+    )
+    points.assign(held_out=(points["train_flops"] > 1e20).astype(int)).to_csv(
+        tmp_path / "points.csv", index=False
+    )
+    output = cli("frontier", tmp_path / "points.csv", "--out", tmp_path / "law.json").output
+    readme = " ".join((root / "README.md").read_text().split())
+    lines = [line for line in output.splitlines() if line.startswith("not fitted")]
+    assert len(lines) == 2
+    for line in lines if text == "c4_original" else lines[1:]:
+        times, predicted, measured = re.search(
+            r", ([\d.]+) times.*predicted (.*), measured (.*), inside", line
+        ).groups()
+        assert f"{float(times):.0f} times" in readme and f"{predicted}, measured {measured}" in readme
