@@ -1,0 +1,262 @@
+"""Forms of mixing laws, and their fit to one target.
+
+With w the shares of k domains, the mixture factor m(w) is one of
+
+exponential  exp(sum_j t_j w_j)                    Ye et al., arXiv 2403.16952, eq. 6
+power        (sum_j exp(t_j) w_j^g)^-b             a domain is worth a power of its tokens, and domains add
+
+and it acts on a law of N and D in one of these places:
+
+reducible    E + m(w) (A N^-alpha + B D^-beta)
+whole        m(w) (E + A N^-alpha + B D^-beta)
+data         E + A N^-alpha + B D^-beta m(w)
+
+What a table does not vary, it cannot show: without N (or D) the term of N (or D) is missing, and without
+both the law is E + A m(w). With unique tokens U_j of a domain, its D w_j tokens are worth
+`effective_count` of them (Muennighoff et al., arXiv 2305.16264), with one R for all domains; w and D
+are then the shares and the sum of effective tokens.
+
+All constants are in coordinates theta with a normal prior (`Coordinate`), which is weak for a
+table that determines them. It bounds those that a table leaves open: E of one size, alpha of two sizes,
+t_j of a domain that has no share anywhere.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from megatron.laws.forms import effective_count
+
+KINDS, PLACES = ("exponential", "power"), ("reducible", "whole", "data")
+STEP = 1e-6  # of forward differences in theta
+HUBER_SIGMAS = 3.0  # residual at which squares become absolute values
+FIRST_SIGMA, MIN_SIGMA = 0.01, 1e-6  # standard deviation of log L, before the first fit, and at least
+
+
+@dataclass(frozen=True)
+class MixtureRuns:
+    """Points of a mixing law: shares W [n, k]; N parameters, D tokens, each [n] or None; U [n, k] or None."""
+
+    W: np.ndarray
+    N: np.ndarray | None = None
+    D: np.ndarray | None = None
+    U: np.ndarray | None = None
+
+    def select(self, rows: np.ndarray) -> "MixtureRuns":
+        """Return the points of a mask or of indices."""
+        columns = (self.W, self.N, self.D, self.U)
+        return MixtureRuns(*(None if values is None else values[rows] for values in columns))
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A constant with its prior: mean and standard deviation of its coordinate."""
+
+    name: str
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class MixingForm:
+    """A form for k domains.
+
+    axes    which of "N" and "D" have a term
+    centre  N and D at which these terms are 1
+    lowest  a loss above E, nats; E is a share of it, theta the log of the odds of this share
+    size    about the loss above E, nats: the prior mean of the terms
+    """
+
+    kind: str
+    place: str
+    k: int
+    axes: str
+    centre: tuple[float, float]
+    has_unique: bool
+    lowest: float = 1.0
+    size: float = 1.0
+
+    @cached_property
+    def coordinates(self) -> list[Coordinate]:
+        """The constants in the order of theta."""
+        terms = self.axes or "-"
+        names = [Coordinate("E", 0.0, 1.0)]
+        # two terms share the reducible loss
+        names += [Coordinate(f"A_{axis}", math.log(self.size / len(terms)), 2.0) for axis in terms]
+        names += [Coordinate(f"exponent_{axis}", math.log(0.35), 0.4) for axis in self.axes]
+        if self.kind == "power":
+            names += [Coordinate("b", math.log(0.3), 1.0), Coordinate("g", math.log(0.7), 0.4)]
+        if self.has_unique:
+            names.append(Coordinate("R", math.log(15.0), 1.0))
+        return names + [Coordinate(f"t_{j}", 0.0, 2.0) for j in range(self.k)]
+
+    def log_loss(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
+        """Return log L [P, n] of constants theta [P, p]."""
+        W, D = self._count_effective(theta, runs)
+        return self._combine(theta, self._log_factor(theta, W)[0], runs.N, D)
+
+    def differentiate(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
+        """Return the slopes of log L [n, p] at theta [p]."""
+        n_other = len(theta) - self.k
+        moved = theta + STEP * np.eye(len(theta))[:n_other]
+        W, D = self._count_effective(theta[None], runs)
+        factor, slopes = self._log_factor(theta[None], W)
+        # the t_j act through m alone: one difference in log m serves all of them
+        at, shifted = (self._combine(theta[None], factor + step, runs.N, D)[0] for step in (0.0, STEP))
+        others = (self.log_loss(moved, runs) - at) / STEP
+        return np.column_stack([others.T, (shifted - at)[:, None] / STEP * slopes[0]])
+
+    def _select(self, theta: np.ndarray, name: str) -> np.ndarray:
+        index = [at.name for at in self.coordinates].index(name)
+        return theta[:, index, None]
+
+    def _count_effective(self, theta: np.ndarray, runs: MixtureRuns) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return shares [P or 1, n, k] and tokens [P or 1, n], of what repeated tokens are worth."""
+        if not self.has_unique or runs.D is None or runs.U is None:
+            return runs.W[None], runs.D
+        total = np.maximum(runs.W * runs.D[:, None], 1e-9)
+        decay = np.exp(self._select(theta, "R"))[..., None]
+        worth = effective_count(np.minimum(runs.U, total), total, decay)
+        D = worth.sum(axis=-1)
+        return worth / D[..., None], D
+
+    def _log_factor(self, theta: np.ndarray, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log m(w) [P, n] at shares W [P or 1, n, k], and its slopes by t [P, n, k]."""
+        t = theta[:, None, -self.k :]
+        if self.kind == "exponential":
+            return (W * t).sum(axis=-1), np.broadcast_to(W, (len(theta), *W.shape[1:]))
+        b, g = (np.exp(self._select(theta, name)) for name in "bg")
+        # exp(g log w) is 0 for w = 0
+        with np.errstate(divide="ignore"):
+            parts = np.exp(g[..., None] * np.log(W) + t)
+        worth = np.maximum(parts.sum(axis=-1), 1e-300)
+        return -b * np.log(worth), -b[..., None] * parts / worth[..., None]
+
+    def _combine(
+        self, theta: np.ndarray, factor: np.ndarray, N: np.ndarray | None, D: np.ndarray | None
+    ) -> np.ndarray:
+        """Return log L [P, n] from log m [P, n]."""
+        total = math.log(self.lowest) - np.logaddexp(0, -self._select(theta, "E"))
+        total = total + factor * (self.place == "whole")
+        for axis in self.axes or "-":
+            term = self._select(theta, f"A_{axis}") + factor * (self.place != "data" or axis == "D")
+            for name, at, centre in zip("ND", (N, D), self.centre, strict=True):
+                if name == axis and at is not None:
+                    term = term - np.exp(self._select(theta, f"exponent_{axis}")) * np.log(at / centre)
+            total = np.logaddexp(total, term)
+        return np.asarray(total)
+
+
+@dataclass(frozen=True)
+class MixingFit:
+    """Constants theta [p] of one target.
+
+    sigma        standard deviation of log L of one run
+    covariance   [p, p] of theta by the curvature at the optimum, the prior included
+    n_constants  how many constants the runs determine: the trace of the hat matrix, below p by the prior
+    """
+
+    form: MixingForm
+    theta: np.ndarray
+    sigma: float
+    covariance: np.ndarray
+    n_constants: float
+
+
+def list_forms(runs: MixtureRuns, L: np.ndarray) -> list[MixingForm]:
+    """Return the forms that are different on a table with losses L [n], nats."""
+    varied = [at is not None and np.ptp(np.log(at)) > 0.01 for at in (runs.N, runs.D)]
+    # repetition changes the effective tokens of equal D
+    varied[1] = varied[1] or runs.U is not None
+    axes = "".join(axis for axis, is_varied in zip("ND", varied, strict=True) if is_varied)
+    n_places = min(len(axes) + 1, len(PLACES))
+    centres = [1.0 if at is None else float(np.exp(np.log(at).mean())) for at in (runs.N, runs.D)]
+    lowest = float(L.min())
+    size = max(float(L.mean()) - lowest / 2, 1e-9)
+    base = MixingForm(
+        "", "", runs.W.shape[1], axes, (centres[0], centres[1]), runs.U is not None, lowest, size
+    )
+    return [replace(base, kind=kind, place=place) for place in PLACES[:n_places] for kind in KINDS]
+
+
+def fit_mixing_form(
+    form: MixingForm, runs: MixtureRuns, L: np.ndarray, start: MixingFit | None = None
+) -> MixingFit:
+    """Fit a form to losses L [n], nats. `start`: a fit to more runs, whose sigma is used."""
+    prior = np.array([(at.mean, at.sd) for at in form.coordinates])
+    sigma = FIRST_SIGMA if start is None else start.sigma
+    theta = prior[:, 0] if start is None else start.theta
+    log_loss, ones = np.log(L), np.ones(len(L))
+    # the weight of the prior depends on sigma
+    for _ in range(3 if start is None else 1):
+        theta = minimise(form, runs, log_loss, theta, sigma, ones, prior[:, 0])
+        slopes = form.differentiate(theta, runs)
+        information = slopes.T @ slopes / sigma**2
+        covariance = np.linalg.inv(information + np.diag(prior[:, 1] ** -2.0))
+        n_constants = float(np.trace(covariance @ information))
+        if start is None:
+            residual = log_loss - form.log_loss(theta[None], runs)[0]
+            dof = max(len(L) - n_constants, 1.0)
+            sigma = max(math.sqrt(float(residual @ residual) / dof), MIN_SIGMA)
+    return MixingFit(form, theta, sigma, covariance, n_constants)
+
+
+def minimise(
+    form: MixingForm,
+    runs: MixtureRuns,
+    log_loss: np.ndarray,
+    first: np.ndarray,
+    sigma: float,
+    weights: np.ndarray,
+    centre: np.ndarray,
+    max_steps: int = 100,
+    tolerance: float = 1e-7,
+) -> np.ndarray:
+    """Return theta [p] of the lowest sum of Huber terms of log L [n] with `weights` [n], and of the prior.
+
+    centre  means of the prior [p]
+    """
+    from scipy.optimize import least_squares  # slow import
+
+    scale, sd = np.sqrt(weights) / sigma, np.array([at.sd for at in form.coordinates])
+
+    def residuals(theta: np.ndarray) -> np.ndarray:
+        errors = scale * (form.log_loss(theta[None], runs)[0] - log_loss)
+        return np.concatenate([errors, (theta - centre) / sd])
+
+    def slopes(theta: np.ndarray) -> np.ndarray:
+        return np.vstack([scale[:, None] * form.differentiate(theta, runs), np.diag(1 / sd)])
+
+    options = {"loss": "huber", "f_scale": HUBER_SIGMAS, "max_nfev": max_steps}
+    options |= {"ftol": tolerance, "xtol": tolerance}
+    return np.asarray(least_squares(residuals, first, slopes, **options).x)
+
+
+def refit_replicates(
+    fit: MixingFit, runs: MixtureRuns, L: np.ndarray, weights: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return theta [R, p] of fits with `weights` [R, n] of the runs.
+
+    The means of the prior move by its standard deviations, so that what only the prior
+    determines scatters as the prior ("randomize then optimize", Bardsley et al., SIAM J. Sci. Comput. 2014).
+    """
+    prior = np.array([(at.mean, at.sd) for at in fit.form.coordinates])
+    centres = prior[:, 0] + prior[:, 1] * rng.normal(size=(len(weights), len(prior)))
+    log_loss = np.log(L)
+    return np.array(
+        [
+            minimise(fit.form, runs, log_loss, fit.theta, fit.sigma, row, centre, 20, 1e-4)
+            for row, centre in zip(weights, centres, strict=True)
+        ]
+    )
+
+
+def hold_out(
+    fits: Sequence[MixingFit], runs: MixtureRuns, L: np.ndarray, rows: np.ndarray
+) -> list[MixingFit]:
+    """Return fits of each target's L [n, m] without the runs of a mask `rows` [n]."""
+    rest = runs.select(~rows)
+    return [fit_mixing_form(fit.form, rest, L[~rows, i], start=fit) for i, fit in enumerate(fits)]
