@@ -231,7 +231,7 @@ def minimise(
         return np.vstack([scale[:, None] * form.differentiate(theta, runs), np.diag(1 / sd)])
 
     options = {"loss": "huber", "f_scale": HUBER_SIGMAS, "max_nfev": max_steps}
-    options |= {"ftol": tolerance, "xtol": tolerance}
+    options |= {"ftol": tolerance, "xtol": tolerance, "x_scale": "jac"}
     return np.asarray(least_squares(residuals, first, slopes, **options).x)
 
 
