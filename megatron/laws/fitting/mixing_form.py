@@ -28,11 +28,13 @@ from functools import cached_property
 
 import numpy as np
 
+from megatron.laws.fitting.newton import Box, minimize_newton
 from megatron.laws.forms import effective_count
 
 KINDS, PLACES = ("exponential", "power"), ("reducible", "whole", "data")
 STEP = 1e-6  # of forward differences in theta
 HUBER_SIGMAS = 3.0  # residual at which squares become absolute values
+MAX_STEPS, TOLERANCE = 40, 1e-6  # of the fit; share of the objective
 FIRST_SIGMA, MIN_SIGMA = 0.01, 1e-6  # standard deviation of log L, before the first fit, and at least
 
 
@@ -79,6 +81,11 @@ class MixingForm:
     lowest: float = 1.0
     size: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """Its kind and place."""
+        return f"{self.kind}, {self.place}"
+
     @cached_property
     def coordinates(self) -> list[Coordinate]:
         """The constants in the order of theta."""
@@ -93,21 +100,26 @@ class MixingForm:
             names.append(Coordinate("R", math.log(15.0), 1.0))
         return names + [Coordinate(f"t_{j}", 0.0, 2.0) for j in range(self.k)]
 
+    @property
+    def prior(self) -> np.ndarray:
+        """Means and standard deviations [2, p]."""
+        return np.array([(at.mean, at.sd) for at in self.coordinates]).T
+
     def log_loss(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
         """Return log L [P, n] of constants theta [P, p]."""
         W, D = self._count_effective(theta, runs)
         return self._combine(theta, self._log_factor(theta, W)[0], runs.N, D)
 
     def differentiate(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
-        """Return the slopes of log L [n, p] at theta [p]."""
-        n_other = len(theta) - self.k
-        moved = theta + STEP * np.eye(len(theta))[:n_other]
-        W, D = self._count_effective(theta[None], runs)
-        factor, slopes = self._log_factor(theta[None], W)
+        """Return the slopes of log L [P, n, p] at theta [P, p], by forward differences."""
+        W, D = self._count_effective(theta, runs)
+        factor, slopes = self._log_factor(theta, W)
         # the t_j act through m alone: one difference in log m serves all of them
-        at, shifted = (self._combine(theta[None], factor + step, runs.N, D)[0] for step in (0.0, STEP))
-        others = (self.log_loss(moved, runs) - at) / STEP
-        return np.column_stack([others.T, (shifted - at)[:, None] / STEP * slopes[0]])
+        at, shifted = (self._combine(theta, factor + step, runs.N, D) for step in (0.0, STEP))
+        moves = STEP * np.eye(theta.shape[1])[: -self.k]
+        others = [(self.log_loss(theta + move, runs) - at) / STEP for move in moves]
+        by_factor = (shifted - at)[..., None] / STEP * slopes
+        return np.concatenate([np.stack(others, axis=-1), by_factor], axis=-1)
 
     def _select(self, theta: np.ndarray, name: str) -> np.ndarray:
         index = [at.name for at in self.coordinates].index(name)
@@ -155,14 +167,12 @@ class MixingFit:
     """Constants theta [p] of one target.
 
     sigma        standard deviation of log L of one run
-    covariance   [p, p] of theta by the curvature at the optimum, the prior included
     n_constants  how many constants the runs determine: the trace of the hat matrix, below p by the prior
     """
 
     form: MixingForm
     theta: np.ndarray
     sigma: float
-    covariance: np.ndarray
     n_constants: float
 
 
@@ -182,81 +192,81 @@ def list_forms(runs: MixtureRuns, L: np.ndarray) -> list[MixingForm]:
     return [replace(base, kind=kind, place=place) for place in PLACES[:n_places] for kind in KINDS]
 
 
-def fit_mixing_form(
-    form: MixingForm, runs: MixtureRuns, L: np.ndarray, start: MixingFit | None = None
-) -> MixingFit:
-    """Fit a form to losses L [n], nats. `start`: a fit to more runs, whose sigma is used."""
-    prior = np.array([(at.mean, at.sd) for at in form.coordinates])
-    sigma = FIRST_SIGMA if start is None else start.sigma
-    theta = prior[:, 0] if start is None else start.theta
-    log_loss, ones = np.log(L), np.ones(len(L))
+def fit_mixing_form(form: MixingForm, runs: MixtureRuns, L: np.ndarray) -> MixingFit:
+    """Fit a form to losses L [n], nats."""
+    prior = form.prior
+    sigma, theta, weights = FIRST_SIGMA, prior[:1], np.ones((1, len(L)))
     # the weight of the prior depends on sigma
-    for _ in range(3 if start is None else 1):
-        theta = minimise(form, runs, log_loss, theta, sigma, ones, prior[:, 0])
-        slopes = form.differentiate(theta, runs)
+    for _ in range(3):
+        theta = minimise(form, runs, L, theta, sigma, weights, prior[:1])
+        slopes = form.differentiate(theta, runs)[0]
         information = slopes.T @ slopes / sigma**2
-        covariance = np.linalg.inv(information + np.diag(prior[:, 1] ** -2.0))
+        covariance = np.linalg.inv(information + np.diag(prior[1] ** -2.0))
         n_constants = float(np.trace(covariance @ information))
-        if start is None:
-            residual = log_loss - form.log_loss(theta[None], runs)[0]
-            dof = max(len(L) - n_constants, 1.0)
-            sigma = max(math.sqrt(float(residual @ residual) / dof), MIN_SIGMA)
-    return MixingFit(form, theta, sigma, covariance, n_constants)
+        residual = np.log(L) - form.log_loss(theta, runs)[0]
+        sigma = max(math.sqrt(float(residual @ residual) / max(len(L) - n_constants, 1.0)), MIN_SIGMA)
+    return MixingFit(form, theta[0], sigma, n_constants)
+
+
+def refit(
+    fit: MixingFit,
+    runs: MixtureRuns,
+    L: np.ndarray,
+    weights: np.ndarray,
+    rng: np.random.Generator | None = None,
+) -> np.ndarray:
+    """Return theta [R, p] of fits with `weights` [R, n] of the runs.
+
+    With `rng` the means of the prior move by its standard deviations, so that what only the prior
+    determines scatters as the prior ("randomize then optimize", Bardsley et al., SIAM J. Sci. Comput. 2014).
+    """
+    mean, sd = fit.form.prior
+    first = np.tile(fit.theta, (len(weights), 1))
+    centres = mean + sd * (np.zeros(first.shape) if rng is None else rng.normal(size=first.shape))
+    return minimise(fit.form, runs, L, first, fit.sigma, weights, centres)
 
 
 def minimise(
     form: MixingForm,
     runs: MixtureRuns,
-    log_loss: np.ndarray,
+    L: np.ndarray,
     first: np.ndarray,
     sigma: float,
     weights: np.ndarray,
-    centre: np.ndarray,
-    max_steps: int = 100,
-    tolerance: float = 1e-7,
+    centres: np.ndarray,
 ) -> np.ndarray:
-    """Return theta [p] of the lowest sum of Huber terms of log L [n] with `weights` [n], and of the prior.
+    """Return theta [P, p] of the lowest sum of Huber terms of log L and of the prior, from `first` [P, p].
 
-    centre  means of the prior [p]
+    weights  of the runs [P, n]
+    centres  means of the prior [P, p]
     """
-    from scipy.optimize import least_squares  # slow import
+    log_loss, sd, width = np.log(L), form.prior[1], HUBER_SIGMAS * sigma
 
-    scale, sd = np.sqrt(weights) / sigma, np.array([at.sd for at in form.coordinates])
+    def value(theta: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        size = np.abs(log_loss - form.log_loss(theta, runs))
+        clipped = np.minimum(size, width)
+        errors = (weights[rows] * clipped * (2 * size - clipped)).sum(axis=1) / sigma**2
+        return np.asarray(errors + (((theta - centres[rows]) / sd) ** 2).sum(axis=1)) / 2
 
-    def residuals(theta: np.ndarray) -> np.ndarray:
-        errors = scale * (form.log_loss(theta[None], runs)[0] - log_loss)
-        return np.concatenate([errors, (theta - centre) / sd])
+    def derivatives(theta: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        residual, slopes = log_loss - form.log_loss(theta, runs), form.differentiate(theta, runs)
+        scaled = weights[rows] * np.minimum(1, width / np.maximum(np.abs(residual), 1e-300)) / sigma**2
+        weighted = np.swapaxes(slopes * scaled[..., None], 1, 2)
+        gradient = (theta - centres[rows]) / sd**2 - (weighted @ residual[..., None])[..., 0]
+        majorant = weighted @ slopes + np.diag(sd**-2.0)
+        return gradient, majorant, majorant
 
-    def slopes(theta: np.ndarray) -> np.ndarray:
-        return np.vstack([scale[:, None] * form.differentiate(theta, runs), np.diag(1 / sd)])
-
-    options = {"loss": "huber", "f_scale": HUBER_SIGMAS, "max_nfev": max_steps}
-    options |= {"ftol": tolerance, "xtol": tolerance, "x_scale": "jac"}
-    return np.asarray(least_squares(residuals, first, slopes, **options).x)
+    box = Box(np.full(len(sd), -np.inf), np.full(len(sd), np.inf))
+    return minimize_newton(first, value, derivatives, box, MAX_STEPS, TOLERANCE).phi
 
 
-def refit_replicates(
-    fit: MixingFit, runs: MixtureRuns, L: np.ndarray, weights: np.ndarray, rng: np.random.Generator
+def log_target(
+    fits: Sequence[MixingFit],
+    weights: Sequence[float],
+    runs: MixtureRuns,
+    thetas: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return theta [R, p] of fits with `weights` [R, n] of the runs.
-
-    The means of the prior move by its standard deviations, so that what only the prior
-    determines scatters as the prior ("randomize then optimize", Bardsley et al., SIAM J. Sci. Comput. 2014).
-    """
-    prior = np.array([(at.mean, at.sd) for at in fit.form.coordinates])
-    centres = prior[:, 0] + prior[:, 1] * rng.normal(size=(len(weights), len(prior)))
-    log_loss = np.log(L)
-    return np.array(
-        [
-            minimise(fit.form, runs, log_loss, fit.theta, fit.sigma, row, centre, 20, 1e-4)
-            for row, centre in zip(weights, centres, strict=True)
-        ]
-    )
-
-
-def hold_out(
-    fits: Sequence[MixingFit], runs: MixtureRuns, L: np.ndarray, rows: np.ndarray
-) -> list[MixingFit]:
-    """Return fits of each target's L [n, m] without the runs of a mask `rows` [n]."""
-    rest = runs.select(~rows)
-    return [fit_mixing_form(fit.form, rest, L[~rows, i], start=fit) for i, fit in enumerate(fits)]
+    """Return log of the weighted mean of losses [P, n], by the fits of its targets or by thetas [P, p] of each."""
+    thetas = [fit.theta[None] for fit in fits] if thetas is None else thetas
+    terms = zip(fits, weights, thetas, strict=True)
+    return np.log(sum(weight * np.exp(fit.form.log_loss(theta, runs)) for fit, weight, theta in terms))

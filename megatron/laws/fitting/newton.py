@@ -58,15 +58,20 @@ class Box:
 
 
 def minimize_newton(
-    phi: np.ndarray, value: ObjectiveFunction, derivatives: DerivativesFunction, box: Box, n_iterations: int
+    phi: np.ndarray,
+    value: ObjectiveFunction,
+    derivatives: DerivativesFunction,
+    box: Box,
+    n_iterations: int,
+    tolerance: float = 1e-15,
 ) -> Minima:
     """Return the minima near phi [R, p] after at most `n_iterations` steps.
 
     The step solves (Hessian + damping * majorant) step = -gradient, as
     Levenberg-Marquardt does with the majorant for the scale. A step that
     does not decrease the objective is rejected and the damping increased.
-    A problem has converged when the predicted decrease is below float64
-    resolution of the objective, or no step decreases it at a damping of
+    A problem has converged when the predicted decrease is below `tolerance`
+    of the objective (its resolution in float64), or no step decreases it at a damping of
     1e12. With derivatives in the last q of p coordinates only those move.
     """
     phi = box.project(np.array(phi, dtype=float))
@@ -101,7 +106,9 @@ def minimize_newton(
             falls = tried < before
             # the objective is resolved to about 1e-16 of its
             # value: a smaller predicted decrease is rounding
-            is_converged[pending] = (predicted_decrease <= 1e-15 * before) | (~falls & (damping[rows] > 1e12))
+            is_converged[pending] = (predicted_decrease <= tolerance * before) | (
+                ~falls & (damping[rows] > 1e12)
+            )
             moved, stuck = rows[falls], rows[~falls]
             phi[moved], objective[moved] = trial[falls], tried[falls]
             is_good = before[falls] - tried[falls] > GOOD_GAIN_RATIO * predicted_decrease[falls]
