@@ -6,19 +6,19 @@ promises beyond that is the error of a promise; its percentiles give the interva
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from megatron.laws.fitting.mixing_form import MixtureRuns
-from megatron.laws.mixing_law import MixingLaw, MixturePrediction, validate_shares
+from megatron.laws.law import expanded_level
+from megatron.laws.mixing_law import LEVEL, MixingLaw, normalise_shares
 
 BETTER, NOT_SHOWN = "better", "no better mixture is shown"
-MIN_SHARE = 1e-5  # of the search; the slope of w^g is infinite at 0
-STEP = 1e-7
 TRAINED = "best trained"
+MIN_SHARE = 1e-5  # of the search; the slope of w^g is infinite at 0
+STEP, AT_BOUND = 1e-7, 1e-4  # of slopes; distance from a bound
 MAX_STEPS = 60
 
 
@@ -33,30 +33,33 @@ class MixtureGain:
 
     @property
     def verdict(self) -> str:
+        """BETTER if the interval is above 0, otherwise NOT_SHOWN."""
         return BETTER if self.interval[0] > 0 else NOT_SHOWN
 
 
 @dataclass(frozen=True)
 class BestMixture:
-    """The mixture of the lowest predicted loss.
+    """The mixture of the lowest predicted loss at N parameters and D tokens.
 
     weights     share of each domain
-    epochs      of each domain with unique tokens, at D
-    at_bound    domains whose share is a bound of the search, so that a wider search may find a lower loss
-    prediction  of its loss
+    epochs      of each domain with given unique tokens
+    at_bound    domains whose share is a bound of the search: a wider search may find a lower loss
+    prediction  of its loss: the row of MixingLaw.predict
     gains       over the best trained mixture, and over others by name
     """
 
+    N: float
+    D: float
     weights: dict[str, float]
     epochs: dict[str, float]
     at_bound: list[str]
-    prediction: MixturePrediction
+    prediction: dict[str, float]
     gains: list[MixtureGain]
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Shares within [low, high], each [k], at N, D and U [k]."""
+    """Shares within [low, high], each [k], at N, D and unique tokens U [k]."""
 
     law: MixingLaw
     low: np.ndarray
@@ -65,132 +68,144 @@ class _Search:
     D: float
     U: np.ndarray
 
-    def points(self, W: np.ndarray) -> MixtureRuns:
-        """Return runs of shares [n, k], which need not sum to 1: slopes are of single shares."""
-        n, has_unique = len(W), self.law.fits[0].form.has_unique
-        unique = np.broadcast_to(self.U, W.shape) if has_unique else None
-        return MixtureRuns(W, np.full(n, self.N), np.full(n, self.D), unique)
+    def place(self, W: np.ndarray) -> MixtureRuns:
+        """Return points of shares [n, k], which need not sum to 1: slopes are of single shares."""
+        W = np.maximum(W, MIN_SHARE)
+        return MixtureRuns(W, np.full(len(W), self.N), np.full(len(W), self.D), np.tile(self.U, (len(W), 1)))
 
-    def minimise(self, thetas: Sequence[np.ndarray], first: np.ndarray) -> np.ndarray:
-        """Return the shares [k] of the lowest loss. The loss of one target is convex, so one start is enough."""
+    def minimise(self, first: np.ndarray, r: int | None = None) -> np.ndarray:
+        """Return the shares [k] of the lowest loss by replicate `r`, or by the fit, from `first` [k].
+
+        The loss of one target is convex in the shares, so one start is enough.
+        """
         from scipy.optimize import minimize  # slow import
 
+        rows = None if r is None else slice(r, r + 1)
         moves = np.vstack([np.zeros(len(first)), STEP * np.eye(len(first))])
 
         def evaluate(w: np.ndarray) -> tuple[float, np.ndarray]:
-            values = self.law.log_loss(thetas, self.points(np.maximum(w, MIN_SHARE) + moves))[0]
-            # SLSQP ends at a change of 1e-9: losses are scaled so that this is no difference of losses
+            values = self.law.log_loss(self.place(np.maximum(w, MIN_SHARE) + moves), rows)[0]
+            # SLSQP ends at a change of `ftol`: losses are scaled so that this is no difference of losses
             return 1e3 * float(values[0]), 1e3 * (values[1:] - values[0]) / STEP
 
         total = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
         bounds = list(zip(self.low, self.high, strict=True))
-        options = {"maxiter": MAX_STEPS, "ftol": 1e-5}
-        found = minimize(
+        options = {"maxiter": MAX_STEPS, "ftol": 1e-4}
+        search = minimize(
             evaluate, first, jac=True, bounds=bounds, constraints=total, method="SLSQP", options=options
-        ).x
-        shares = np.clip(found, self.low, self.high)
-        # a search that failed returns its start, and rounding is moved to the largest share
-        shares[shares.argmax()] += 1 - shares.sum()
-        both = self.law.log_loss(thetas, self.points(np.maximum([shares, first], MIN_SHARE)))[0]
-        return np.asarray(shares if both[0] <= both[1] else first)
+        )
+        shares = np.clip(search.x, self.low, self.high)
+        # a search that failed returns its start
+        is_valid = abs(shares.sum() - 1) < AT_BOUND and evaluate(shares)[0] <= evaluate(first)[0]
+        return np.asarray(shares / shares.sum() if is_valid else first)
 
 
 def find_best_mixture(
     law: MixingLaw,
     *,
-    N: float = 1.0,
-    D: float = 1.0,
-    U: ArrayLike | None = None,
+    N: float | None = None,
+    D: float | None = None,
+    unique: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     max_epochs: float = math.inf,
-    compared: Mapping[str, ArrayLike] | None = None,
+    compared: Mapping[str, Mapping[str, float]] | None = None,
 ) -> BestMixture:
-    """Find the mixture of the lowest loss of N parameters and D tokens.
+    """Find the mixture of the lowest loss of N parameters and D tokens; default: of the largest run.
 
-    U           unique tokens of each domain [k], for `max_epochs` and the repetition of the answer
+    unique      {domain: unique tokens}, for `max_epochs` and the repetition of the answer
     bounds      {domain: (low, high)}; default: the shares of the trained mixtures, beyond which no run is
-    compared    {name: shares [k]}, such as the natural mixture
+    compared    {name: {domain: share}}, such as the natural mixture
 
     Raises ValueError for an unknown domain, or bounds that no mixture satisfies.
     """
-    k = len(law.domains)
-    unique = np.broadcast_to(np.asarray(math.inf if U is None else U, dtype=float), k)
-    low, high = _find_bounds(law, bounds or {}, max_epochs * unique / D)
-    search = _Search(law, low, high, N, D, unique)
-    law.place_runs(np.full((1, k), 1 / k), N, D, unique)
-    others = {TRAINED: _best_trained(law)}
-    others |= {name: validate_shares(np.asarray(w), k)[0] for name, w in (compared or {}).items()}
-    start = low + (high - low) * (1 - low.sum()) / max((high - low).sum(), 1e-12)
-    best = search.minimise(law.thetas, start)
-    gains = _compute_gains(search, best, others)
-    used = np.minimum(high - best, best - low) < 1e-4
-    named = list(zip(law.domains, best, used, unique, strict=True))
+    N, D = (
+        float(given if given is not None else 1.0 if runs is None else runs.max())
+        for given, runs in ((N, law.runs.N), (D, law.runs.D))
+    )
+    U = _list_values(law, "unique", unique or {}, math.inf)
+    low, high = _find_bounds(law, bounds or {}, max_epochs * U / D)
+    search = _Search(law, low, high, N, D, U)
+    start = low + (high - low) * (1 - low.sum()) / max(float((high - low).sum()), 1e-300)
+    best = search.minimise(start)
+    others = {TRAINED: _best_trained(search)}
+    for name, shares in (compared or {}).items():
+        others[name] = normalise_shares(_list_values(law, name, shares, 0.0)[None])[0]
+    is_used = np.minimum(high - best, best - low) < AT_BOUND
+    epochs = best * D / U
     return BestMixture(
-        {name: float(w) for name, w, *_ in named},
-        {name: float(D * w / u) for name, w, _, u in named if math.isfinite(u)},
-        [name for name, _, at_bound, _ in named if at_bound],
-        law.predict(best, N, D, unique),
-        gains,
+        N,
+        D,
+        weights=dict(zip(law.domains, best.tolist(), strict=True)),
+        epochs={name: float(epochs[law.domains.index(name)]) for name in unique or {}},
+        at_bound=[name for name, at_bound in zip(law.domains, is_used, strict=True) if at_bound],
+        prediction=law.predict(search.place(best[None])).iloc[0].to_dict(),
+        gains=_compute_gains(search, best, others),
     )
 
 
 def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> list[MixtureGain]:
-    law = search.law
-    points = search.points(np.array([best, *others.values()]))
-    fitted = law.log_loss(law.thetas, points)[0]
+    from scipy.special import stdtrit  # slow import
+
+    law, W = search.law, np.array([best, *others.values()])
     errors = []
     for r in range(len(law.replicates[0])):
-        thetas = [theta[r : r + 1] for theta in law.replicates]
-        optimum = search.minimise(thetas, best)
-        there = search.points(np.array([optimum, *others.values()]))
-        claimed, actual = (law.log_loss(at, there)[0] for at in (thetas, law.thetas))
+        points = search.place(np.array([search.minimise(best, r), *others.values()]))
+        claimed, actual = (law.log_loss(points, rows)[0] for rows in (slice(r, r + 1), None))
         errors.append((claimed - claimed[0]) - (actual - actual[0]))
-    tails = (1 - law.level) / 2
-    promise = fitted - fitted[0]
-    middle, low, high = np.quantile(np.array(errors), [0.5, 1 - tails, tails], axis=0)
+    tail = (1 - expanded_level(LEVEL, len(law.effects))) / 2
+    middle, most, least = np.quantile(errors, [0.5, 1 - tail, tail], axis=0)
+    effect, variance = law.match_mixtures(W)
+    log_loss = law.log_loss(search.place(W))[0] + effect
+    # what the law misses of both mixtures
+    half = stdtrit(law.noise.dof, (1 + LEVEL) / 2) * np.sqrt(variance + variance[0])
+    gain = log_loss - log_loss[0] - middle
+    low, high = gain - np.hypot(most - middle, half), gain + np.hypot(middle - least, half)
+    # of the loss of the other mixture: 1 - exp(-log ratio)
     return [
-        # of the loss of the other mixture: 1 - exp(-log ratio)
-        MixtureGain(name, math.exp(fitted[i]), *_share(promise[i], (middle[i], low[i], high[i])))
+        MixtureGain(name, math.exp(log_loss[i]), *_to_share(gain[i], low[i], high[i]))
         for i, name in enumerate(others, 1)
     ]
 
 
-def _share(promise: float, errors: tuple[float, float, float]) -> tuple[float, tuple[float, float]]:
-    value, low, high = (-math.expm1(error - promise) for error in errors)
-    return value, (low, high)
+def _to_share(gain: float, low: float, high: float) -> tuple[float, tuple[float, float]]:
+    return -math.expm1(-gain), (-math.expm1(-low), -math.expm1(-high))
 
 
-def _best_trained(law: MixingLaw) -> np.ndarray:
-    """Return the shares [k] of the trained mixture with the lowest loss, beside what N and D explain.
+def _best_trained(search: _Search) -> np.ndarray:
+    """Return the shares [k] of the trained mixture with the lowest expected loss."""
+    W = search.law.trained_shares
+    log_loss = search.law.log_loss(search.place(W))[0] + search.law.effects
+    return np.asarray(W[log_loss.argmin()])
 
-    That is the lowest mean over its runs of the law's loss at the largest run plus the residual.
-    """
-    sizes = [None if at is None else np.full(len(law.L), at.max()) for at in (law.runs.N, law.runs.D)]
-    largest = MixtureRuns(law.runs.W, sizes[0], sizes[1], law.runs.U)
-    fitted, there = (law.log_loss(law.thetas, runs)[0] for runs in (law.runs, largest))
-    level = np.bincount(law.labels, np.log(law.L) - fitted + there) / np.bincount(law.labels)
-    return np.asarray(law.runs.W[int(np.argmax(law.labels == level.argmin()))])
+
+def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default: float) -> np.ndarray:
+    """Return the values [k] of all domains. Raises ValueError for another domain."""
+    for domain in values:
+        if domain not in law.domains:
+            raise ValueError(f"{name}: got domain '{domain}', expected one of {', '.join(law.domains)}")
+    return np.array([values.get(domain, default) for domain in law.domains], dtype=float)
 
 
 def _find_bounds(
     law: MixingLaw, bounds: Mapping[str, tuple[float, float]], most: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    low, high = law.runs.W.min(axis=0), law.runs.W.max(axis=0)
-    for name, (least, largest) in bounds.items():
-        if name not in law.domains:
-            raise ValueError(f"bounds: got domain '{name}', expected one of {', '.join(law.domains)}")
-        at = law.domains.index(name)
-        low[at], high[at] = least, largest
+    trained = law.trained_shares
+    sides = zip((trained.min(axis=0), trained.max(axis=0)), (0, 1), strict=True)
+    low, high = (
+        np.where(np.isnan(given), default, given)
+        for default, side in sides
+        for given in [_list_values(law, "bounds", {at: ends[side] for at, ends in bounds.items()}, math.nan)]
+    )
     high = np.minimum(high, most)
-    wrong = np.flatnonzero((low < 0) | (low > high))
-    if len(wrong):
-        at = int(wrong[0])
+    for name, least, largest in zip(law.domains, low, high, strict=True):
+        if not 0 <= least <= largest:
+            raise ValueError(
+                f"bounds of {name}: got {least:.3g} to {largest:.3g}, expected 0 or more and not decreasing. "
+                "Allow more epochs, or a lower share."
+            )
+    if not low.sum() <= 1 + AT_BOUND or not high.sum() >= 1 - AT_BOUND:
         raise ValueError(
-            f"bounds of {law.domains[at]}: got {low[at]:.3g} to {high[at]:.3g}, expected 0 or more and "
-            "not decreasing. Allow more epochs, or a lower share."
-        )
-    if not low.sum() <= 1 <= high.sum():
-        raise ValueError(
-            f"bounds: got sums {low.sum():.3g} and {high.sum():.3g}, expected 1 between them. Allow more epochs."
+            f"bounds: got sums {low.sum():.3g} and {high.sum():.3g}, expected 1 between them. "
+            "Widen them, or allow more epochs."
         )
     return low, high

@@ -81,10 +81,14 @@ class MixingLaw:
         thetas = None if r is None else [at[r] for at in self.replicates]
         return log_target(self.fits, list(self.targets.values()), runs, thetas)
 
+    @property
+    def trained_shares(self) -> np.ndarray:
+        """Shares of each mixture [n_mixtures, k]."""
+        return self.runs.W[np.unique(self.labels, return_index=True)[1]]
+
     def match_mixtures(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (effect on log L, variance that it leaves), each [n], of mixtures with shares W [n, k]."""
-        trained = self.runs.W[np.unique(self.labels, return_index=True)[1]]
-        distance = np.abs(W[:, None] - trained).max(axis=-1)
+        distance = np.abs(W[:, None] - self.trained_shares).max(axis=-1)
         nearest, is_trained = distance.argmin(axis=1), distance.min(axis=1) < SAME_SHARE
         effect = np.where(is_trained, self.effects[nearest], 0.0)
         return effect, self.noise.between**2 * (1 - np.where(is_trained, self.spared[nearest], 0.0))
