@@ -28,13 +28,13 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron.laws.fitting.newton import Box, minimize_newton
+from megatron.laws.fitting.newton import Box, minimize_newton, solve_symmetric
 from megatron.laws.forms import effective_count
 
 KINDS, PLACES = ("exponential", "power"), ("reducible", "whole", "data")
 STEP = 1e-6  # of forward differences in theta
 HUBER_SIGMAS = 3.0  # residual at which squares become absolute values
-MAX_STEPS, TOLERANCE = 40, 1e-6  # of the fit; share of the objective
+MAX_STEPS, REFIT_STEPS, TOLERANCE = 100, 30, 1e-8  # of a fit and of a replicate; share of the objective
 FIRST_SIGMA, MIN_SIGMA = 0.01, 1e-6  # standard deviation of log L, before the first fit, and at least
 
 
@@ -175,6 +175,10 @@ class MixingFit:
     sigma: float
     n_constants: float
 
+    def residual(self, runs: MixtureRuns, L: np.ndarray) -> np.ndarray:
+        """Return log L minus its fit [n]."""
+        return np.asarray(np.log(L) - self.form.log_loss(self.theta[None], runs)[0])
+
 
 def list_forms(runs: MixtureRuns, L: np.ndarray) -> list[MixingForm]:
     """Return the forms that are different on a table with losses L [n], nats."""
@@ -221,9 +225,16 @@ def refit(
     determines scatters as the prior ("randomize then optimize", Bardsley et al., SIAM J. Sci. Comput. 2014).
     """
     mean, sd = fit.form.prior
-    first = np.tile(fit.theta, (len(weights), 1))
-    centres = mean + sd * (np.zeros(first.shape) if rng is None else rng.normal(size=first.shape))
-    return minimise(fit.form, runs, L, first, fit.sigma, weights, centres)
+    shift = (
+        np.zeros((len(weights), len(sd))) if rng is None else rng.normal(size=(len(weights), len(sd))) / sd
+    )
+    slopes, residual = fit.form.differentiate(fit.theta[None], runs)[0], fit.residual(runs, L)
+    # A full Gauss-Newton step first. What the runs leave open is a curved valley, in which steps that must
+    # decrease the objective are short: replicates would end near the fit, and their scatter be too small.
+    scaled = weights[:, None] * slopes.T / fit.sigma**2
+    gradient = (mean - fit.theta) / sd**2 + shift + scaled @ residual
+    first = fit.theta + solve_symmetric(scaled @ slopes + np.diag(sd**-2.0), gradient)
+    return minimise(fit.form, runs, L, first, fit.sigma, weights, mean + sd**2 * shift, REFIT_STEPS)
 
 
 def minimise(
@@ -234,6 +245,7 @@ def minimise(
     sigma: float,
     weights: np.ndarray,
     centres: np.ndarray,
+    n_steps: int = MAX_STEPS,
 ) -> np.ndarray:
     """Return theta [P, p] of the lowest sum of Huber terms of log L and of the prior, from `first` [P, p].
 
@@ -257,7 +269,7 @@ def minimise(
         return gradient, majorant, majorant
 
     box = Box(np.full(len(sd), -np.inf), np.full(len(sd), np.inf))
-    return minimize_newton(first, value, derivatives, box, MAX_STEPS, TOLERANCE).phi
+    return minimize_newton(first, value, derivatives, box, n_steps, TOLERANCE).phi
 
 
 def log_target(
