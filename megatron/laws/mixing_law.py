@@ -1,6 +1,8 @@
 """Mixing law: the loss of a mixture of domains, at N parameters and D tokens, from runs of many mixtures.
 
-The forms are those of mixing_form.py; cross-validation over mixtures chooses among them. With losses of several
+The forms are those of mixing_form.py. Cross-validation over mixtures chooses among them. It does not show
+which place of the mixture factor holds beyond the runs: with three sizes or more the place is that of the
+lowest error of the largest size, outside the fit. With losses of several
 domains each has constants of its own, and the target is their weighted mean: the law of a mean is no
 mean of laws.
 
@@ -48,6 +50,7 @@ class MixingLaw:
 
     form            the chosen form, "power, reducible" for instance
     errors          {form: root mean square error of log L of mixtures outside the fit}, the lowest first
+    far_errors      {form: such an error of the largest size outside the fit}; empty below MIN_SIZES sizes
     targets         {column: weight in the target}
     fits            of each target
     replicates      theta [R, p] of each target; replicate r of all targets weights the mixtures equally
@@ -60,6 +63,7 @@ class MixingLaw:
 
     form: str
     errors: dict[str, float]
+    far_errors: dict[str, float]
     domains: list[str]
     targets: dict[str, float]
     fits: list[MixingFit]
@@ -147,8 +151,11 @@ def fit_mixing_law(
     folds = rng.permutation(np.arange(n_mixtures) % N_FOLDS)[labels]
     forms = zip(*(list_forms(runs, L) for L in losses.T), strict=True)
     share = list(weights.values())
-    trials = sorted((_try_form(form, share, runs, losses, folds) for form in forms), key=lambda at: at.error)
-    best = trials[0]
+    trials = sorted(
+        (_try_form(form, share, runs, losses, labels, folds) for form in forms), key=lambda at: at.error
+    )
+    place = min(trials, key=lambda at: at.far_error).fits[0].form.place
+    best = next(trial for trial in trials if trial.fits[0].form.place == place or math.isnan(trial.far_error))
     noise = _estimate_noise(best, labels)
     counts = np.bincount(labels)
     spared = noise.between**2 / np.maximum(noise.between**2 + noise.within**2 / counts, 1e-300)
@@ -156,6 +163,7 @@ def fit_mixing_law(
     return MixingLaw(
         form=best.name,
         errors={trial.name: trial.error for trial in trials},
+        far_errors={trial.name: trial.far_error for trial in trials if not math.isnan(trial.far_error)},
         domains=domains,
         targets=weights,
         fits=best.fits,
@@ -175,12 +183,15 @@ class _Trial:
     """A form with the fits of all targets, and the residuals of log L of the target [n].
 
     inside, outside  of fits with the run, and without its mixture
+    far_error        root mean square error of runs of the largest size by a fit without that size, to which the
+                     effects of the mixtures are added; NaN with fewer than MIN_SIZES sizes
     """
 
     name: str
     fits: list[MixingFit]
     inside: np.ndarray
     outside: np.ndarray
+    far_error: float
 
     @property
     def error(self) -> float:
@@ -192,14 +203,24 @@ def _try_form(
     weights: Sequence[float],
     runs: MixtureRuns,
     losses: np.ndarray,
+    labels: np.ndarray,
     folds: np.ndarray,
 ) -> _Trial:
     fits = [fit_mixing_form(form, runs, L) for form, L in zip(forms, losses.T, strict=True)]
     log_loss = np.log(losses @ weights)
-    is_used = folds != np.arange(int(folds.max()) + 1)[:, None]
+    is_far = runs.find_largest()
+    # the last row is without the largest size
+    is_used = np.vstack([folds != np.arange(int(folds.max()) + 1)[:, None], ~is_far])
     thetas = [refit(fit, runs, L, is_used) for fit, L in zip(fits, losses.T, strict=True)]
-    outside = log_loss - log_target(fits, weights, runs, thetas)[folds, np.arange(len(folds))]
-    return _Trial(forms[0].name, fits, log_loss - log_target(fits, weights, runs)[0], outside)
+    residual = log_loss - log_target(fits, weights, runs, thetas)
+    outside = residual[folds, np.arange(len(folds))]
+    far_error = math.nan
+    if is_far.any():
+        n_near = np.maximum(np.bincount(labels, ~is_far), 1)
+        effects = np.bincount(labels, residual[-1] * ~is_far) / n_near
+        far_error = float(np.sqrt(((residual[-1] - effects[labels])[is_far] ** 2).mean()))
+    inside = log_loss - log_target(fits, weights, runs)[0]
+    return _Trial(forms[0].name, fits, inside, outside, far_error)
 
 
 def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:

@@ -10,6 +10,7 @@ and it acts on a law of N and D in one of these places:
 reducible    E + m(w) (A N^-alpha + B D^-beta)
 whole        m(w) (E + A N^-alpha + B D^-beta)
 data         E + A N^-alpha + B D^-beta m(w)
+both         E exp(sum_j s_j w_j) + m(w) (A N^-alpha + B D^-beta)
 
 What a table does not vary, it cannot show: without N (or D) the term of N (or D) is missing, and without
 both the law is E + A m(w). With unique tokens U_j of a domain, its D w_j tokens are worth
@@ -31,7 +32,8 @@ import numpy as np
 from megatron.laws.fitting.newton import Box, minimize_newton, solve_symmetric
 from megatron.laws.forms import effective_count
 
-KINDS, PLACES = ("exponential", "power"), ("reducible", "whole", "data")
+KINDS, PLACES = ("exponential", "power"), ("reducible", "whole", "data", "both")
+MIN_SIZES = 3  # for "both", whose floors only sizes show, and to hold out the largest
 STEP = 1e-6  # of forward differences in theta
 HUBER_SIGMAS = 3.0  # residual at which squares become absolute values
 MAX_STEPS, REFIT_STEPS, TOLERANCE = 100, 30, 1e-8  # of a fit and of a replicate; share of the objective
@@ -46,6 +48,12 @@ class MixtureRuns:
     N: np.ndarray | None = None
     D: np.ndarray | None = None
     U: np.ndarray | None = None
+
+    def find_largest(self) -> np.ndarray:
+        """Return a mask [n] of the runs of the largest N (D, if that has more values), empty below MIN_SIZES."""
+        columns = [at for at in (self.N, self.D) if at is not None and len(np.unique(at)) >= MIN_SIZES]
+        sizes = max(columns, key=lambda at: len(np.unique(at)), default=np.zeros(len(self.W)))
+        return np.asarray((sizes > 0) & (sizes == sizes.max()))
 
     def select(self, rows: np.ndarray) -> "MixtureRuns":
         """Return the points of a mask or of indices."""
@@ -98,6 +106,8 @@ class MixingForm:
             names += [Coordinate("b", math.log(0.3), 1.0), Coordinate("g", math.log(0.7), 0.4)]
         if self.has_unique:
             names.append(Coordinate("R", math.log(15.0), 1.0))
+        if self.place == "both":
+            names += [Coordinate(f"s_{j}", 0.0, 0.1) for j in range(self.k)]
         return names + [Coordinate(f"t_{j}", 0.0, 2.0) for j in range(self.k)]
 
     @property
@@ -108,14 +118,14 @@ class MixingForm:
     def log_loss(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
         """Return log L [P, n] of constants theta [P, p]."""
         W, D = self._count_effective(theta, runs)
-        return self._combine(theta, self._log_factor(theta, W)[0], runs.N, D)
+        return self._combine(theta, self._log_factor(theta, W)[0], W, runs.N, D)
 
     def differentiate(self, theta: np.ndarray, runs: MixtureRuns) -> np.ndarray:
         """Return the slopes of log L [P, n, p] at theta [P, p], by forward differences."""
         W, D = self._count_effective(theta, runs)
         factor, slopes = self._log_factor(theta, W)
         # the t_j act through m alone: one difference in log m serves all of them
-        at, shifted = (self._combine(theta, factor + step, runs.N, D) for step in (0.0, STEP))
+        at, shifted = (self._combine(theta, factor + step, W, runs.N, D) for step in (0.0, STEP))
         moves = STEP * np.eye(theta.shape[1])[: -self.k]
         others = [(self.log_loss(theta + move, runs) - at) / STEP for move in moves]
         by_factor = (shifted - at)[..., None] / STEP * slopes
@@ -148,11 +158,18 @@ class MixingForm:
         return -b * np.log(worth), -b[..., None] * parts / worth[..., None]
 
     def _combine(
-        self, theta: np.ndarray, factor: np.ndarray, N: np.ndarray | None, D: np.ndarray | None
+        self,
+        theta: np.ndarray,
+        factor: np.ndarray,
+        W: np.ndarray,
+        N: np.ndarray | None,
+        D: np.ndarray | None,
     ) -> np.ndarray:
         """Return log L [P, n] from log m [P, n]."""
         total = math.log(self.lowest) - np.logaddexp(0, -self._select(theta, "E"))
         total = total + factor * (self.place == "whole")
+        if self.place == "both":
+            total = total + (theta[:, None, -2 * self.k : -self.k] * W).sum(axis=-1)
         for axis in self.axes or "-":
             term = self._select(theta, f"A_{axis}") + factor * (self.place != "data" or axis == "D")
             for name, at, centre in zip("ND", (N, D), self.centre, strict=True):
@@ -181,19 +198,21 @@ class MixingFit:
 
 
 def list_forms(runs: MixtureRuns, L: np.ndarray) -> list[MixingForm]:
-    """Return the forms that are different on a table with losses L [n], nats."""
+    """Return the forms that a table with losses L [n], nats, can tell apart."""
     varied = [at is not None and np.ptp(np.log(at)) > 0.01 for at in (runs.N, runs.D)]
     # repetition changes the effective tokens of equal D
     varied[1] = varied[1] or runs.U is not None
     axes = "".join(axis for axis, is_varied in zip("ND", varied, strict=True) if is_varied)
-    n_places = min(len(axes) + 1, len(PLACES))
+    n_places = len(PLACES) if runs.find_largest().any() else len(axes) + 1
     centres = [1.0 if at is None else float(np.exp(np.log(at).mean())) for at in (runs.N, runs.D)]
     lowest = float(L.min())
     size = max(float(L.mean()) - lowest / 2, 1e-9)
     base = MixingForm(
         "", "", runs.W.shape[1], axes, (centres[0], centres[1]), runs.U is not None, lowest, size
     )
-    return [replace(base, kind=kind, place=place) for place in PLACES[:n_places] for kind in KINDS]
+    forms = [replace(base, kind=kind, place=place) for place in PLACES[:n_places] for kind in KINDS]
+    # without a term of D there is nothing for m to act on
+    return [form for form in forms if form.place != "data" or "D" in axes]
 
 
 def fit_mixing_form(form: MixingForm, runs: MixtureRuns, L: np.ndarray) -> MixingFit:
