@@ -1,4 +1,4 @@
-"""The mixture of the lowest loss at a budget, and its gain over others with an interval that knows of the search.
+"""The mixture of the lowest loss at a budget, and its gain over others, with intervals of the whole search.
 
 The lowest point of a fitted surface is lower than the surface there: the search selects errors. So each
 replicate repeats the search, and its optimum is evaluated by the fitted law. What the replicate
@@ -8,12 +8,16 @@ promises beyond that is the error of a promise; its percentiles give the interva
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from megatron.laws.fitting.mixing_form import MixtureRuns
 from megatron.laws.law import expanded_level
-from megatron.laws.mixing_law import LEVEL, MixingLaw, normalise_shares
+from megatron.laws.mixing_law import FIT, LEVEL, MixingLaw, normalise_shares
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 BETTER, NOT_SHOWN = "better", "no better mixture is shown"
 TRAINED = "best trained"
@@ -23,38 +27,20 @@ MAX_STEPS = 60
 
 
 @dataclass(frozen=True)
-class MixtureGain:
-    """Share of the loss that the best mixture saves over another one, with a 95 % confidence interval."""
-
-    over: str
-    loss: float
-    value: float
-    interval: tuple[float, float]
-
-    @property
-    def verdict(self) -> str:
-        """BETTER if the interval is above 0, otherwise NOT_SHOWN."""
-        return BETTER if self.interval[0] > 0 else NOT_SHOWN
-
-
-@dataclass(frozen=True)
 class BestMixture:
-    """The mixture of the lowest predicted loss at N parameters and D tokens.
+    """The mixture of the lowest predicted loss.
 
-    weights     share of each domain
-    epochs      of each domain with given unique tokens
-    at_bound    domains whose share is a bound of the search: a wider search may find a lower loss
+    domains     a row for each: weight; epochs, NaN without given unique tokens; at_bound, whether the weight is
+                a bound of the search, so that a wider search may find a lower loss
     prediction  of its loss: the row of MixingLaw.predict
-    gains       over the best trained mixture, and over others by name
+    gains       a row for each mixture that it is compared with: loss; gain, the share of this loss that the best
+                mixture saves, with its 95 % confidence interval low, high; and verdict: BETTER if the
+                interval is above 0, otherwise NOT_SHOWN
     """
 
-    N: float
-    D: float
-    weights: dict[str, float]
-    epochs: dict[str, float]
-    at_bound: list[str]
+    domains: "DataFrame"
     prediction: dict[str, float]
-    gains: list[MixtureGain]
+    gains: "DataFrame"
 
 
 @dataclass(frozen=True)
@@ -70,31 +56,28 @@ class _Search:
 
     def place(self, W: np.ndarray) -> MixtureRuns:
         """Return points of shares [n, k], which need not sum to 1: slopes are of single shares."""
-        W = np.maximum(W, MIN_SHARE)
-        return MixtureRuns(W, np.full(len(W), self.N), np.full(len(W), self.D), np.tile(self.U, (len(W), 1)))
+        n = len(W)
+        return MixtureRuns(W, np.full(n, self.N), np.full(n, self.D), np.tile(self.U, (n, 1)))
 
-    def minimise(self, first: np.ndarray, r: int | None = None) -> np.ndarray:
-        """Return the shares [k] of the lowest loss by replicate `r`, or by the fit, from `first` [k].
+    def minimise(self, first: np.ndarray, row: slice = FIT) -> np.ndarray:
+        """Return the shares [k] of the lowest loss by one row of the law's thetas, from `first` [k].
 
         The loss of one target is convex in the shares, so one start is enough.
         """
         from scipy.optimize import minimize  # slow import
 
-        rows = None if r is None else slice(r, r + 1)
         moves = np.vstack([np.zeros(len(first)), STEP * np.eye(len(first))])
 
         def evaluate(w: np.ndarray) -> tuple[float, np.ndarray]:
-            values = self.law.log_loss(self.place(np.maximum(w, MIN_SHARE) + moves), rows)[0]
+            values = self.law.log_loss(self.place(np.maximum(w, MIN_SHARE) + moves), row)[0]
             # SLSQP ends at a change of `ftol`: losses are scaled so that this is no difference of losses
             return 1e3 * float(values[0]), 1e3 * (values[1:] - values[0]) / STEP
 
         total = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
         bounds = list(zip(self.low, self.high, strict=True))
         options = {"maxiter": MAX_STEPS, "ftol": 1e-4}
-        search = minimize(
-            evaluate, first, jac=True, bounds=bounds, constraints=total, method="SLSQP", options=options
-        )
-        shares = np.clip(search.x, self.low, self.high)
+        settings = {"bounds": bounds, "constraints": total, "method": "SLSQP", "options": options}
+        shares = np.clip(minimize(evaluate, first, jac=True, **settings).x, self.low, self.high)
         # a search that failed returns its start
         is_valid = abs(shares.sum() - 1) < AT_BOUND and evaluate(shares)[0] <= evaluate(first)[0]
         return np.asarray(shares / shares.sum() if is_valid else first)
@@ -118,64 +101,55 @@ def find_best_mixture(
 
     Raises ValueError for an unknown domain, or bounds that no mixture satisfies.
     """
+    from pandas import DataFrame  # slow import
+
     N, D = (
         float(given if given is not None else 1.0 if runs is None else runs.max())
         for given, runs in ((N, law.runs.N), (D, law.runs.D))
     )
     U = _list_values(law, "unique", unique or {}, math.inf)
-    low, high = _find_bounds(law, bounds or {}, max_epochs * U / D)
-    search = _Search(law, low, high, N, D, U)
-    start = low + (high - low) * (1 - low.sum()) / max(float((high - low).sum()), 1e-300)
-    best = search.minimise(start)
-    others = {TRAINED: _best_trained(search)}
+    _list_values(law, "bounds", dict.fromkeys(bounds or {}, 0.0), 0.0)
+    search = _Search(law, *_find_bounds(law, bounds or {}, max_epochs * U / D), N, D, U)
+    room = search.high - search.low
+    best = search.minimise(search.low + room * (1 - search.low.sum()) / max(float(room.sum()), 1e-300))
+    trained = law.mixtures
+    others = {TRAINED: trained[(law.log_loss(search.place(trained))[0] + law.effects).argmin()]}
     for name, shares in (compared or {}).items():
         others[name] = normalise_shares(_list_values(law, name, shares, 0.0)[None])[0]
-    is_used = np.minimum(high - best, best - low) < AT_BOUND
-    epochs = best * D / U
+    at_bound = np.minimum(search.high - best, best - search.low) < AT_BOUND
+    epochs = np.where(np.isfinite(U), best * D / U, math.nan)
     return BestMixture(
-        N,
-        D,
-        weights=dict(zip(law.domains, best.tolist(), strict=True)),
-        epochs={name: float(epochs[law.domains.index(name)]) for name in unique or {}},
-        at_bound=[name for name, at_bound in zip(law.domains, is_used, strict=True) if at_bound],
-        prediction=law.predict(search.place(best[None])).iloc[0].to_dict(),
-        gains=_compute_gains(search, best, others),
+        DataFrame({"weight": best, "epochs": epochs, "at_bound": at_bound}, index=law.domains),
+        law.predict(search.place(best[None])).iloc[0].to_dict(),
+        _compute_gains(search, best, others),
     )
 
 
-def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> list[MixtureGain]:
+def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> "DataFrame":
+    from pandas import DataFrame  # slow import
     from scipy.special import stdtrit  # slow import
 
     law, W = search.law, np.array([best, *others.values()])
     errors = []
-    for r in range(len(law.replicates[0])):
-        points = search.place(np.array([search.minimise(best, r), *others.values()]))
-        claimed, actual = (law.log_loss(points, rows)[0] for rows in (slice(r, r + 1), None))
+    for r in range(1, len(law.thetas[0])):
+        row = slice(r, r + 1)
+        points = search.place(np.array([search.minimise(best, row), *others.values()]))
+        claimed, actual = (law.log_loss(points, at)[0] for at in (row, FIT))
         errors.append((claimed - claimed[0]) - (actual - actual[0]))
     tail = (1 - expanded_level(LEVEL, len(law.effects))) / 2
-    middle, most, least = np.quantile(errors, [0.5, 1 - tail, tail], axis=0)
+    middle, top, bottom = np.quantile(errors, [0.5, 1 - tail, tail], axis=0)
     effect, variance = law.match_mixtures(W)
     log_loss = law.log_loss(search.place(W))[0] + effect
     # what the law misses of both mixtures
     half = stdtrit(law.noise.dof, (1 + LEVEL) / 2) * np.sqrt(variance + variance[0])
     gain = log_loss - log_loss[0] - middle
-    low, high = gain - np.hypot(most - middle, half), gain + np.hypot(middle - least, half)
+    low, high = gain - np.hypot(top - middle, half), gain + np.hypot(middle - bottom, half)
     # of the loss of the other mixture: 1 - exp(-log ratio)
-    return [
-        MixtureGain(name, math.exp(log_loss[i]), *_to_share(gain[i], low[i], high[i]))
-        for i, name in enumerate(others, 1)
-    ]
-
-
-def _to_share(gain: float, low: float, high: float) -> tuple[float, tuple[float, float]]:
-    return -math.expm1(-gain), (-math.expm1(-low), -math.expm1(-high))
-
-
-def _best_trained(search: _Search) -> np.ndarray:
-    """Return the shares [k] of the trained mixture with the lowest expected loss."""
-    W = search.law.trained_shares
-    log_loss = search.law.log_loss(search.place(W))[0] + search.law.effects
-    return np.asarray(W[log_loss.argmin()])
+    columns = {"loss": np.exp(log_loss)} | {
+        name: -np.expm1(-log_ratio) for name, log_ratio in (("gain", gain), ("low", low), ("high", high))
+    }
+    columns["verdict"] = np.where(low > 0, BETTER, NOT_SHOWN)
+    return DataFrame(columns, index=["", *others]).iloc[1:]
 
 
 def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default: float) -> np.ndarray:
@@ -189,23 +163,14 @@ def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default
 def _find_bounds(
     law: MixingLaw, bounds: Mapping[str, tuple[float, float]], most: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    trained = law.trained_shares
-    sides = zip((trained.min(axis=0), trained.max(axis=0)), (0, 1), strict=True)
-    low, high = (
-        np.where(np.isnan(given), default, given)
-        for default, side in sides
-        for given in [_list_values(law, "bounds", {at: ends[side] for at, ends in bounds.items()}, math.nan)]
-    )
+    low, high = law.mixtures.min(axis=0), law.mixtures.max(axis=0)
+    for name, ends in bounds.items():
+        at = law.domains.index(name)
+        low[at], high[at] = ends
     high = np.minimum(high, most)
-    for name, least, largest in zip(law.domains, low, high, strict=True):
-        if not 0 <= least <= largest:
-            raise ValueError(
-                f"bounds of {name}: got {least:.3g} to {largest:.3g}, expected 0 or more and not decreasing. "
-                "Allow more epochs, or a lower share."
-            )
-    if not low.sum() <= 1 + AT_BOUND or not high.sum() >= 1 - AT_BOUND:
+    if not (low >= 0).all() or not (low <= high).all() or not low.sum() - 1 < AT_BOUND > 1 - high.sum():
         raise ValueError(
-            f"bounds: got sums {low.sum():.3g} and {high.sum():.3g}, expected 1 between them. "
+            f"bounds: got {low.round(3)} to {high.round(3)}, expected 0 <= low <= high around sums of 1. "
             "Widen them, or allow more epochs."
         )
     return low, high

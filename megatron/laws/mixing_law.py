@@ -15,21 +15,14 @@ variance.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from megatron.laws.columns import validate_columns
-from megatron.laws.fitting.mixing_form import (
-    MIN_SIGMA,
-    MixingFit,
-    MixingForm,
-    MixtureRuns,
-    fit_mixing_form,
-    list_forms,
-    log_target,
-    refit,
-)
+from megatron.laws.fitting import mixing_form
+from megatron.laws.fitting.mixing_form import MixingFit, MixingForm, MixtureRuns
 from megatron.laws.fitting.noise import Noise
 from megatron.laws.law import expanded_level
 
@@ -38,6 +31,7 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 N_FOLDS = 10
+FIT, REPLICATES = slice(1), slice(1, None)  # rows of thetas
 SUM_TOLERANCE, SAME_SHARE = 0.01, 1e-4  # of the sum of shares; difference of shares of one mixture
 SIZES = ("n_params", "train_tokens")
 MIN_SPARE = 2  # mixtures beyond the number of domains
@@ -49,50 +43,43 @@ class MixingLaw:
     """A fitted mixing law.
 
     form            the chosen form, "power, reducible" for instance
-    errors          {form: root mean square error of log L of mixtures outside the fit}, the lowest first
-    far_errors      {form: such an error of the largest size outside the fit}; empty below MIN_SIZES sizes
+    errors          {form: root mean square errors of log L of mixtures outside the fit, and of the largest
+                    size outside the fit; Inf for the latter below MIN_SIZES sizes}
     targets         {column: weight in the target}
-    fits            of each target
-    replicates      theta [R, p] of each target; replicate r of all targets weights the mixtures equally
-    runs, L         the runs and their target [n], nats per token
-    labels          mixture [n] of each run, 0, 1, ...
+    forms, thetas   of each target: theta [1 + R, p] of the fit and its replicates. Replicate r of all targets
+                    weights the mixtures equally
+    runs            the fitted runs
+    mixtures        shares [n_mixtures, k]
     effects         of each mixture on log L, and `spared`, the share of their variance that they explain
     noise           of log L: `between` mixtures, and `within`, of runs of one mixture
-    not_identified  {domain: reason} of domains whose constants the runs leave open
+    not_identified  domains whose constants the runs leave open: those of equal shares in all mixtures, and
+                    all with fewer mixtures than domains and MIN_SPARE
     """
 
     form: str
-    errors: dict[str, float]
-    far_errors: dict[str, float]
+    errors: dict[str, tuple[float, float]]
     domains: list[str]
     targets: dict[str, float]
-    fits: list[MixingFit]
-    replicates: list[np.ndarray]
+    forms: list[MixingForm]
+    thetas: list[np.ndarray]
     runs: MixtureRuns
-    L: np.ndarray
-    labels: np.ndarray
+    mixtures: np.ndarray
     effects: np.ndarray
     spared: np.ndarray
     noise: Noise
-    not_identified: dict[str, str]
+    not_identified: list[str]
 
     def __repr__(self) -> str:
         mark = f", NOT IDENTIFIED: {', '.join(self.not_identified)}" if self.not_identified else ""
-        return f"<MixingLaw {self.form}, {len(self.effects)} mixtures, {len(self.L)} runs{mark}>"
+        return f"<MixingLaw {self.form}, {len(self.effects)} mixtures, {len(self.runs.W)} runs{mark}>"
 
-    def log_loss(self, runs: MixtureRuns, r: int | slice | None = None) -> np.ndarray:
-        """Return log L of the target [P, n] by replicates `r`; None: by the fit, [1, n]."""
-        thetas = None if r is None else [at[r] for at in self.replicates]
-        return log_target(self.fits, list(self.targets.values()), runs, thetas)
-
-    @property
-    def trained_shares(self) -> np.ndarray:
-        """Shares of each mixture [n_mixtures, k]."""
-        return self.runs.W[np.unique(self.labels, return_index=True)[1]]
+    def log_loss(self, runs: MixtureRuns, rows: slice = FIT) -> np.ndarray:
+        """Return log L of the target [P, n] by the fit, [1, n], or by rows of `thetas`."""
+        return mixing_form.log_sum(self.forms, [theta[rows] for theta in self.thetas], runs)
 
     def match_mixtures(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (effect on log L, variance that it leaves), each [n], of mixtures with shares W [n, k]."""
-        distance = np.abs(W[:, None] - self.trained_shares).max(axis=-1)
+        distance = np.abs(W[:, None] - self.mixtures).max(axis=-1)
         nearest, is_trained = distance.argmin(axis=1), distance.min(axis=1) < SAME_SHARE
         effect = np.where(is_trained, self.effects[nearest], 0.0)
         return effect, self.noise.between**2 * (1 - np.where(is_trained, self.spared[nearest], 0.0))
@@ -111,7 +98,7 @@ class MixingLaw:
         effect, variance = self.match_mixtures(runs.W)
         fitted = self.log_loss(runs)[0]
         wide = expanded_level(level, len(self.effects))
-        ends = np.quantile(self.log_loss(runs, slice(None)), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
+        ends = np.quantile(self.log_loss(runs, REPLICATES), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
         columns = {"loss": np.exp(fitted + effect)}
         for name, noise in (("confidence", 0.0), ("predictive", self.noise.within)):
             half = stdtrit(self.noise.dof, (1 + level) / 2) * np.sqrt(variance + noise**2)
@@ -135,92 +122,84 @@ def fit_mixing_law(
 
     targets  {column of losses: weight in the target}; default: equal weights of all loss_of_DOMAIN, or loss
 
-    Raises ValueError for missing columns, one mixture only, shares that do not sum to 1, or values that are not
-    positive numbers.
+    Raises ValueError for missing columns, one mixture only, shares that do not sum to 1, or values that are
+    not positive numbers.
     """
     domains = [name.removeprefix(WEIGHT) for name in table.columns if name.startswith(WEIGHT)]
     runs = read_runs(table, domains)
     names = [name for name in table.columns if name.startswith(LOSS)] or ["loss"]
-    weights = {name: 1 / len(names) for name in names} if targets is None else dict(targets)
-    losses = np.stack(validate_columns(**dict(zip(weights, _columns(table, list(weights)).T))), axis=1)
-    labels = np.unique(np.round(runs.W / SAME_SHARE), axis=0, return_inverse=True)[1].ravel()
-    n_mixtures = int(labels.max()) + 1
+    targets = dict(targets or dict.fromkeys(names, 1 / len(names)))
+    columns = dict(zip(targets, _read_columns(table, list(targets)).T, strict=True))
+    # the target is the sum of the weighted losses
+    losses = np.array(validate_columns(**columns)) * np.array(list(targets.values()))[:, None]
+    rounded = np.round(runs.W / SAME_SHARE)
+    _, first, labels = np.unique(rounded, axis=0, return_index=True, return_inverse=True)
+    labels = labels.ravel()  # some versions of numpy return [n, 1]
+    counts = np.bincount(labels)
+    n_mixtures = len(counts)
     if n_mixtures < 2:
         raise ValueError("mixtures: got 1, expected several. Train other shares of the domains.")
     rng = np.random.default_rng(seed)
     folds = rng.permutation(np.arange(n_mixtures) % N_FOLDS)[labels]
-    forms = zip(*(list_forms(runs, L) for L in losses.T), strict=True)
-    share = list(weights.values())
-    trials = sorted(
-        (_try_form(form, share, runs, losses, labels, folds) for form in forms), key=lambda at: at.error
-    )
-    place = min(trials, key=lambda at: at.far_error).fits[0].form.place
-    best = next(trial for trial in trials if trial.fits[0].form.place == place or math.isnan(trial.far_error))
+    every = zip(*(mixing_form.list_forms(runs, L) for L in losses), strict=True)
+    trials = [_try_form(forms, runs, losses, labels, folds) for forms in every]
+    place = min(trials, key=lambda at: at.errors[1]).form.place
+    is_choice = [trial.form.place == place or math.isinf(trial.errors[1]) for trial in trials]
+    best = min(compress(trials, is_choice), key=lambda at: at.errors)
     noise = _estimate_noise(best, labels)
-    counts = np.bincount(labels)
     spared = noise.between**2 / np.maximum(noise.between**2 + noise.within**2 / counts, 1e-300)
     units = n_mixtures * rng.dirichlet(np.ones(n_mixtures), n_bootstrap)[:, labels]
+    is_open = (np.ptp(runs.W, axis=0) < SAME_SHARE) | (n_mixtures < len(domains) + MIN_SPARE)
+    pairs = list(zip(best.fits, losses, strict=True))
     return MixingLaw(
-        form=best.name,
-        errors={trial.name: trial.error for trial in trials},
-        far_errors={trial.name: trial.far_error for trial in trials if not math.isnan(trial.far_error)},
+        form=best.form.name,
+        errors={trial.form.name: trial.errors for trial in trials},
         domains=domains,
-        targets=weights,
-        fits=best.fits,
-        replicates=[refit(fit, runs, L, units, rng) for fit, L in zip(best.fits, losses.T, strict=True)],
+        targets=targets,
+        forms=[fit.form for fit in best.fits],
+        thetas=[np.vstack([fit.theta, mixing_form.refit(fit, runs, L, units, rng)]) for fit, L in pairs],
         runs=runs,
-        L=losses @ share,
-        labels=labels,
+        mixtures=runs.W[first],
         effects=spared * np.bincount(labels, best.inside) / counts,
         spared=spared,
         noise=noise,
-        not_identified=_find_open(domains, runs.W, n_mixtures),
+        not_identified=list(compress(domains, is_open)),
     )
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A form with the fits of all targets, and the residuals of log L of the target [n].
+    """Fits of all targets by one form.
 
-    inside, outside  of fits with the run, and without its mixture
-    far_error        root mean square error of runs of the largest size by a fit without that size, to which the
-                     effects of the mixtures are added; NaN with fewer than MIN_SIZES sizes
+    inside, outside  residuals of log L of the target [n], of fits with the run and without its mixture
+    errors           as in MixingLaw
     """
 
-    name: str
     fits: list[MixingFit]
     inside: np.ndarray
     outside: np.ndarray
-    far_error: float
+    errors: tuple[float, float]
 
     @property
-    def error(self) -> float:
-        return float(np.sqrt((self.outside**2).mean()))
+    def form(self) -> MixingForm:
+        return self.fits[0].form
 
 
 def _try_form(
-    forms: Sequence[MixingForm],
-    weights: Sequence[float],
-    runs: MixtureRuns,
-    losses: np.ndarray,
-    labels: np.ndarray,
-    folds: np.ndarray,
+    forms: Sequence[MixingForm], runs: MixtureRuns, losses: np.ndarray, labels: np.ndarray, folds: np.ndarray
 ) -> _Trial:
-    fits = [fit_mixing_form(form, runs, L) for form, L in zip(forms, losses.T, strict=True)]
-    log_loss = np.log(losses @ weights)
+    fits = [mixing_form.fit_mixing_form(form, runs, L) for form, L in zip(forms, losses, strict=True)]
     is_far = runs.find_largest()
-    # the last row is without the largest size
-    is_used = np.vstack([folds != np.arange(int(folds.max()) + 1)[:, None], ~is_far])
-    thetas = [refit(fit, runs, L, is_used) for fit, L in zip(fits, losses.T, strict=True)]
-    residual = log_loss - log_target(fits, weights, runs, thetas)
+    # fits without each fold, without the largest size, and with all runs
+    weights = np.vstack([folds != np.arange(N_FOLDS)[:, None], ~is_far, np.ones(len(folds))])
+    thetas = [mixing_form.refit(fit, runs, L, weights) for fit, L in zip(fits, losses, strict=True)]
+    residual = np.log(losses.sum(axis=0)) - mixing_form.log_sum(forms, thetas, runs)
     outside = residual[folds, np.arange(len(folds))]
-    far_error = math.nan
-    if is_far.any():
-        n_near = np.maximum(np.bincount(labels, ~is_far), 1)
-        effects = np.bincount(labels, residual[-1] * ~is_far) / n_near
-        far_error = float(np.sqrt(((residual[-1] - effects[labels])[is_far] ** 2).mean()))
-    inside = log_loss - log_target(fits, weights, runs)[0]
-    return _Trial(forms[0].name, fits, inside, outside, far_error)
+    # a mixture of the largest size is predicted with its effect on smaller ones
+    effects = np.bincount(labels, residual[-2] * ~is_far) / np.maximum(np.bincount(labels, ~is_far), 1)
+    far = (residual[-2] - effects[labels])[is_far]
+    far_error = math.sqrt((far**2).mean()) if len(far) else math.inf
+    return _Trial(fits, residual[-1], outside, (math.sqrt((outside**2).mean()), far_error))
 
 
 def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
@@ -233,60 +212,43 @@ def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
     products = trial.inside * trial.outside
     n, counts = len(labels), np.bincount(labels)
     sums = np.bincount(labels, trial.inside) * np.bincount(labels, trial.outside)
-    n_pairs = float((counts**2).sum() - n)
-    total = max(float(products.mean()), MIN_SIGMA**2)
-    between = min(max(float(sums.sum() - products.sum()) / max(n_pairs, 1.0), 0.0), total)
+    total = max(float(products.mean()), mixing_form.MIN_SIGMA**2)
+    between = float(sums.sum() - products.sum()) / max(float((counts**2).sum()) - n, 1.0)
+    between = min(max(between, 0.0), total)
     # Satterthwaite
-    share = 1 - np.mean([fit.n_constants for fit in trial.fits]) / n
+    share = 1 - sum(fit.n_constants for fit in trial.fits) / len(trial.fits) / n
     dof = share * total**2 / (between**2 / len(counts) + (total - between) ** 2 / n)
     return Noise(math.sqrt(total), max(dof, 1.0), math.sqrt(between), math.sqrt(total - between), len(counts))
 
 
 def read_runs(table: "DataFrame", domains: Sequence[str]) -> MixtureRuns:
     """Return the runs of a table. Raises ValueError as `fit_mixing_law`."""
-    W = normalise_shares(_columns(table, [WEIGHT + name for name in domains]))
+    W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]))
     N, D = (validate_columns(**{name: table[name]})[0] if name in table else None for name in SIZES)
-    names = [EPOCHS + name for name in domains]
-    if not any(name in table for name in names):
+    # text without a column is not repeated
+    epochs = [np.asarray(table.get(EPOCHS + name, np.zeros(len(W))), dtype=float) for name in domains]
+    if D is None or not np.any(epochs):
         return MixtureRuns(W, N, D)
-    if D is None:
-        raise ValueError(f"{SIZES[1]}: got no column, expected the tokens of each run beside {EPOCHS}...")
-    epochs = np.stack([table[name] if name in table else np.zeros(len(W)) for name in names], axis=1)
-    # 0 epochs, or none given, are of text that is not repeated
     with np.errstate(divide="ignore", invalid="ignore"):
-        return MixtureRuns(W, N, D, np.where(epochs > 0, W * D[:, None] / epochs, np.inf))
+        unique = W * D[:, None] / np.stack(epochs, axis=1)
+    return MixtureRuns(W, N, D, np.where(unique > 0, unique, np.inf))
 
 
 def normalise_shares(W: np.ndarray) -> np.ndarray:
     """Return shares [n, k] that sum to 1 exactly. Raises ValueError where the sum is not 1 within 1 %."""
     total = W.sum(axis=1)
-    wrong = np.flatnonzero(~(W >= 0).all(axis=1) | ~(np.abs(total - 1) <= SUM_TOLERANCE))
-    if len(wrong):
+    if not (W >= 0).all() or not (np.abs(total - 1) <= SUM_TOLERANCE).all():
         raise ValueError(
-            f"weights, run {wrong[0] + 1}: got {W[wrong[0]].min():.3g} as the lowest and {total[wrong[0]]:.4g} as the "
-            "sum, expected 0 or more and 1. Divide the weights of a run by their sum."
+            f"weights: got {W.min():.3g} as the lowest and sums of {total.min():.4g} to {total.max():.4g}, "
+            "expected 0 or more and 1. Divide the weights of each run by their sum."
         )
     return W / total[:, None]
 
 
-def _columns(table: "DataFrame", names: Sequence[str]) -> np.ndarray:
+def _read_columns(table: "DataFrame", names: Sequence[str]) -> np.ndarray:
     """Return columns [n, len(names)]. Raises ValueError for a missing one, or none."""
-    missing = [name for name in names if name not in table] or [WEIGHT + "DOMAIN"] * (not names)
+    missing = [name for name in names or [WEIGHT + "DOMAIN"] if name not in table]
     if missing:
-        raise ValueError(
-            f"{missing[0]}: got no such column, expected one of {', '.join(map(str, table.columns))}"
-        )
+        columns = ", ".join(map(str, table.columns))
+        raise ValueError(f"{missing[0]}: got no such column, expected one of {columns}")
     return table[list(names)].to_numpy(dtype=float)
-
-
-def _find_open(domains: Sequence[str], W: np.ndarray, n_mixtures: int) -> dict[str, str]:
-    if n_mixtures < len(domains) + MIN_SPARE:
-        reason = (
-            f"{n_mixtures} mixtures, expected {len(domains) + MIN_SPARE} or more for {len(domains)} domains"
-        )
-        return dict.fromkeys(domains, reason)
-    return {
-        name: "no different shares"
-        for name, low, high in zip(domains, W.min(axis=0), W.max(axis=0), strict=True)
-        if high - low < SAME_SHARE
-    }
