@@ -30,11 +30,11 @@ MAX_STEPS = 60
 class BestMixture:
     """The mixture of the lowest predicted loss.
 
-    domains     a row for each: weight; epochs, NaN without given unique tokens; at_bound, whether the weight is
-                a bound of the search, so that a wider search may find a lower loss
+    domains     a row for each: weight; epochs, NaN without given unique tokens; at_bound, whether the weight
+                is a bound of the search, so that a wider search may find a lower loss
     prediction  of its loss: the row of MixingLaw.predict
-    gains       a row for each mixture that it is compared with: loss; gain, the share of this loss that the best
-                mixture saves, with its 95 % confidence interval low, high; and verdict: BETTER if the
+    gains       a row for each mixture that it is compared with: loss; gain, the share of this loss that the
+                best mixture saves, with its 95 % confidence interval low, high; and verdict: BETTER if the
                 interval is above 0, otherwise NOT_SHOWN
     """
 
@@ -145,10 +145,8 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
     gain = log_loss - log_loss[0] - middle
     low, high = gain - np.hypot(top - middle, half), gain + np.hypot(middle - bottom, half)
     # of the loss of the other mixture: 1 - exp(-log ratio)
-    columns = {"loss": np.exp(log_loss)} | {
-        name: -np.expm1(-log_ratio) for name, log_ratio in (("gain", gain), ("low", low), ("high", high))
-    }
-    columns["verdict"] = np.where(low > 0, BETTER, NOT_SHOWN)
+    gains = dict(zip(("gain", "low", "high"), -np.expm1([-gain, -low, -high]), strict=True))
+    columns = {"loss": np.exp(log_loss)} | gains | {"verdict": np.where(low > 0, BETTER, NOT_SHOWN)}
     return DataFrame(columns, index=["", *others]).iloc[1:]
 
 

@@ -1,10 +1,10 @@
 """Mixing law: the loss of a mixture of domains, at N parameters and D tokens, from runs of many mixtures.
 
 The forms are those of mixing_form.py. Cross-validation over mixtures chooses among them. It does not show
-which place of the mixture factor holds beyond the runs: with three sizes or more the place is that of the
-lowest error of the largest size, outside the fit. With losses of several
-domains each has constants of its own, and the target is their weighted mean: the law of a mean is no
-mean of laws.
+which place of the mixture factor holds beyond the runs: with three sizes or more the errors of the largest
+one, predicted by a fit to the others, count as much, and the lowest product of both errors is chosen.
+With losses of several domains each has constants of its
+own, and the target is their weighted sum: the law of a mean is no mean of laws.
 
 A law is not exact. What it misses of a mixture is common to its runs at all sizes: an effect, with the
 variance `between` over mixtures. The prediction of a trained mixture contains the expected effect, given its
@@ -109,11 +109,7 @@ class MixingLaw:
 
 
 def fit_mixing_law(
-    table: "DataFrame",
-    *,
-    targets: Mapping[str, float] | None = None,
-    n_bootstrap: int = 200,
-    seed: int = 0,
+    table: "DataFrame", *, targets: Mapping[str, float] | None = None, n_bootstrap: int = 200, seed: int = 0
 ) -> MixingLaw:
     """Fit a table with a row for each run.
 
@@ -143,9 +139,8 @@ def fit_mixing_law(
     folds = rng.permutation(np.arange(n_mixtures) % N_FOLDS)[labels]
     every = zip(*(mixing_form.list_forms(runs, L) for L in losses), strict=True)
     trials = [_try_form(forms, runs, losses, labels, folds) for forms in every]
-    place = min(trials, key=lambda at: at.errors[1]).form.place
-    is_choice = [trial.form.place == place or math.isinf(trial.errors[1]) for trial in trials]
-    best = min(compress(trials, is_choice), key=lambda at: at.errors)
+    # without a second error, which is Inf, the first one decides
+    best = min(trials, key=lambda at: at.errors[0] * min(at.errors[1], 1.0))
     noise = _estimate_noise(best, labels)
     spared = noise.between**2 / np.maximum(noise.between**2 + noise.within**2 / counts, 1e-300)
     units = n_mixtures * rng.dirichlet(np.ones(n_mixtures), n_bootstrap)[:, labels]
@@ -175,14 +170,11 @@ class _Trial:
     errors           as in MixingLaw
     """
 
+    form: MixingForm
     fits: list[MixingFit]
     inside: np.ndarray
     outside: np.ndarray
     errors: tuple[float, float]
-
-    @property
-    def form(self) -> MixingForm:
-        return self.fits[0].form
 
 
 def _try_form(
@@ -199,38 +191,38 @@ def _try_form(
     effects = np.bincount(labels, residual[-2] * ~is_far) / np.maximum(np.bincount(labels, ~is_far), 1)
     far = (residual[-2] - effects[labels])[is_far]
     far_error = math.sqrt((far**2).mean()) if len(far) else math.inf
-    return _Trial(fits, residual[-1], outside, (math.sqrt((outside**2).mean()), far_error))
+    return _Trial(forms[0], fits, residual[-1], outside, (math.sqrt((outside**2).mean()), far_error))
 
 
 def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
     """Estimate the noise without bias from residuals inside and outside of the fit.
 
     For least squares without the rows g, the outside residual is (I - H_gg)^-1 times the inside one, whose
-    covariance is sigma^2 (I - H_gg): so E[inside outside'] is sigma^2 I, whatever the leverage. Products of
-    two runs of one mixture have the expectation of `between`^2.
+    covariance is sigma^2 (I - H_gg): so E[inside outside'] is sigma^2 I, whatever the leverage.
     """
-    products = trial.inside * trial.outside
     n, counts = len(labels), np.bincount(labels)
-    sums = np.bincount(labels, trial.inside) * np.bincount(labels, trial.outside)
-    total = max(float(products.mean()), mixing_form.MIN_SIGMA**2)
-    between = float(sums.sum() - products.sum()) / max(float((counts**2).sum()) - n, 1.0)
-    between = min(max(between, 0.0), total)
+    total = max(float((trial.inside * trial.outside).mean()), mixing_form.MIN_SIGMA**2)
+    # products of what differs from the mean of the mixture
+    parts = [at - (np.bincount(labels, at) / counts)[labels] for at in (trial.inside, trial.outside)]
+    within = float(parts[0] @ parts[1]) / (n - len(counts)) if n > len(counts) else total
+    within = min(max(within, 0.0), total)
+    between = total - within
     # Satterthwaite
     share = 1 - sum(fit.n_constants for fit in trial.fits) / len(trial.fits) / n
-    dof = share * total**2 / (between**2 / len(counts) + (total - between) ** 2 / n)
-    return Noise(math.sqrt(total), max(dof, 1.0), math.sqrt(between), math.sqrt(total - between), len(counts))
+    dof = share * total**2 / (between**2 / len(counts) + within**2 / n)
+    return Noise(math.sqrt(total), max(dof, 1.0), math.sqrt(between), math.sqrt(within), len(counts))
 
 
 def read_runs(table: "DataFrame", domains: Sequence[str]) -> MixtureRuns:
     """Return the runs of a table. Raises ValueError as `fit_mixing_law`."""
     W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]))
     N, D = (validate_columns(**{name: table[name]})[0] if name in table else None for name in SIZES)
-    # text without a column is not repeated
+    # text without a column, or of 0 epochs, is not repeated
     epochs = [np.asarray(table.get(EPOCHS + name, np.zeros(len(W))), dtype=float) for name in domains]
     if D is None or not np.any(epochs):
         return MixtureRuns(W, N, D)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        unique = W * D[:, None] / np.stack(epochs, axis=1)
+    counts = np.stack(epochs, axis=1)
+    unique = W * D[:, None] / np.where(counts > 0, counts, np.nan)
     return MixtureRuns(W, N, D, np.where(unique > 0, unique, np.inf))
 
 
