@@ -2,7 +2,8 @@
 
 The lowest point of a fitted surface is lower than the surface there: the search selects errors. So each
 replicate repeats the search, and its optimum is evaluated by the fitted law. What the replicate
-promises beyond that is the error of a promise; its percentiles give the interval (a basic bootstrap).
+promises beyond that is the error of a promise: its median is subtracted, and its upper percentile gives the
+width. The lower percentile is too near, since a search never promises less than its start.
 """
 
 import math
@@ -137,13 +138,14 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
         claimed, actual = (law.log_loss(points, at)[0] for at in (row, FIT))
         errors.append((claimed - claimed[0]) - (actual - actual[0]))
     tail = (1 - expanded_level(LEVEL, len(law.effects))) / 2
-    middle, top, bottom = np.quantile(errors, [0.5, 1 - tail, tail], axis=0)
+    middle, top = np.quantile(errors, [0.5, 1 - tail], axis=0)
     effect, variance = law.match_mixtures(W)
     log_loss = law.log_loss(search.place(W))[0] + effect
-    # what the law misses of both mixtures
-    half = stdtrit(law.noise.dof, (1 + LEVEL) / 2) * np.sqrt(variance + variance[0])
+    # beside these errors, what the law misses of both mixtures
+    missed = stdtrit(law.noise.dof, (1 + LEVEL) / 2) * np.sqrt(variance + variance[0])
+    half = np.hypot(top - middle, missed)
     gain = log_loss - log_loss[0] - middle
-    low, high = gain - np.hypot(top - middle, half), gain + np.hypot(middle - bottom, half)
+    low, high = gain - half, gain + half
     # of the loss of the other mixture: 1 - exp(-log ratio)
     gains = dict(zip(("gain", "low", "high"), -np.expm1([-gain, -low, -high]), strict=True))
     columns = {"loss": np.exp(log_loss)} | gains | {"verdict": np.where(low > 0, BETTER, NOT_SHOWN)}
