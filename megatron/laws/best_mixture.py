@@ -9,16 +9,13 @@ width. The lower percentile is too near, since a search never promises less than
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pandas import DataFrame
 
 from megatron.laws.fitting.mixing_form import MixtureRuns
 from megatron.laws.law import expanded_level
 from megatron.laws.mixing_law import FIT, LEVEL, MixingLaw, normalise_shares
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 BETTER, NOT_SHOWN = "better", "no better mixture is shown"
 TRAINED = "best trained"
@@ -39,9 +36,9 @@ class BestMixture:
                 interval is above 0, otherwise NOT_SHOWN
     """
 
-    domains: "DataFrame"
+    domains: DataFrame
     prediction: dict[str, float]
-    gains: "DataFrame"
+    gains: DataFrame
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,6 @@ def find_best_mixture(
 
     Raises ValueError for an unknown domain, or bounds that no mixture satisfies.
     """
-    from pandas import DataFrame  # slow import
-
     N, D = (
         float(given if given is not None else 1.0 if runs is None else runs.max())
         for given, runs in ((N, law.runs.N), (D, law.runs.D))
@@ -126,8 +121,7 @@ def find_best_mixture(
     )
 
 
-def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> "DataFrame":
-    from pandas import DataFrame  # slow import
+def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> DataFrame:
     from scipy.special import stdtrit  # slow import
 
     law, W = search.law, np.array([best, *others.values()])

@@ -133,7 +133,7 @@ def score_ladders(
     eq. 43): width + 40 times the distance of a point outside of its 95 % interval. Raises ValueError if
     no ladder is long enough.
     """
-    from pandas import DataFrame  # slow import
+    from pandas import DataFrame, concat  # slow import
 
     rows = []
     for ladder in ladders:
@@ -156,8 +156,6 @@ def score_ladders(
                 }
                 about = {"source": ladder.source, "ladder": ladder.name, "factor": factor, "method": method}
                 rows.append(DataFrame(columns).assign(**about))
-    from pandas import concat  # slow import
-
     if not rows:
         raise ValueError(
             f"ladders: got none with {MIN_POINTS} points over a factor of {MIN_SPAN:g} of compute below the "

@@ -16,18 +16,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pandas import DataFrame
 
 from megatron.laws.columns import validate_columns
 from megatron.laws.fitting import mixing_form
 from megatron.laws.fitting.mixing_form import MixingFit, MixingForm, MixtureRuns
 from megatron.laws.fitting.noise import Noise
 from megatron.laws.law import expanded_level
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 LEVEL = 0.95
 N_FOLDS = 10
@@ -42,7 +39,7 @@ WEIGHT, EPOCHS, LOSS = "weight_", "epochs_", "loss_of_"  # prefixes of columns
 class MixingLaw:
     """A fitted mixing law.
 
-    form            the chosen form, "power, reducible" for instance
+    form            the chosen place of the mixture factor, "reducible" for instance
     errors          {form: root mean square errors of log L of mixtures outside the fit, and of the largest
                     size outside the fit; Inf for the latter below MIN_SIZES sizes}
     targets         {column: weight in the target}
@@ -84,15 +81,14 @@ class MixingLaw:
         effect = np.where(is_trained, self.effects[nearest], 0.0)
         return effect, self.noise.between**2 * (1 - np.where(is_trained, self.spared[nearest], 0.0))
 
-    def predict(self, points: "DataFrame | MixtureRuns", level: float = LEVEL) -> "DataFrame":
+    def predict(self, points: DataFrame | MixtureRuns, level: float = LEVEL) -> DataFrame:
         """Return loss, confidence_low, confidence_high, predictive_low and predictive_high of each point.
 
         points  a table with the columns of the fit, without losses
 
         Both intervals contain what the form misses; the predictive one is of one new run.
         """
-        from pandas import DataFrame  # slow import
-        from scipy.special import stdtrit
+        from scipy.special import stdtrit  # slow import
 
         runs = points if isinstance(points, MixtureRuns) else read_runs(points, self.domains)
         effect, variance = self.match_mixtures(runs.W)
@@ -109,7 +105,7 @@ class MixingLaw:
 
 
 def fit_mixing_law(
-    table: "DataFrame", *, targets: Mapping[str, float] | None = None, n_bootstrap: int = 200, seed: int = 0
+    table: DataFrame, *, targets: Mapping[str, float] | None = None, n_bootstrap: int = 200, seed: int = 0
 ) -> MixingLaw:
     """Fit a table with a row for each run.
 
@@ -130,7 +126,6 @@ def fit_mixing_law(
     losses = np.array(validate_columns(**columns)) * np.array(list(targets.values()))[:, None]
     rounded = np.round(runs.W / SAME_SHARE)
     _, first, labels = np.unique(rounded, axis=0, return_index=True, return_inverse=True)
-    labels = labels.ravel()  # some versions of numpy return [n, 1]
     counts = np.bincount(labels)
     n_mixtures = len(counts)
     if n_mixtures < 2:
@@ -147,8 +142,8 @@ def fit_mixing_law(
     is_open = (np.ptp(runs.W, axis=0) < SAME_SHARE) | (n_mixtures < len(domains) + MIN_SPARE)
     pairs = list(zip(best.fits, losses, strict=True))
     return MixingLaw(
-        form=best.form.name,
-        errors={trial.form.name: trial.errors for trial in trials},
+        form=best.form.place,
+        errors={trial.form.place: trial.errors for trial in trials},
         domains=domains,
         targets=targets,
         forms=[fit.form for fit in best.fits],
@@ -213,7 +208,7 @@ def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
     return Noise(math.sqrt(total), max(dof, 1.0), math.sqrt(between), math.sqrt(within), len(counts))
 
 
-def read_runs(table: "DataFrame", domains: Sequence[str]) -> MixtureRuns:
+def read_runs(table: DataFrame, domains: Sequence[str]) -> MixtureRuns:
     """Return the runs of a table. Raises ValueError as `fit_mixing_law`."""
     W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]))
     N, D = (validate_columns(**{name: table[name]})[0] if name in table else None for name in SIZES)
@@ -237,7 +232,7 @@ def normalise_shares(W: np.ndarray) -> np.ndarray:
     return W / total[:, None]
 
 
-def _read_columns(table: "DataFrame", names: Sequence[str]) -> np.ndarray:
+def _read_columns(table: DataFrame, names: Sequence[str]) -> np.ndarray:
     """Return columns [n, len(names)]. Raises ValueError for a missing one, or none."""
     missing = [name for name in names or [WEIGHT + "DOMAIN"] if name not in table]
     if missing:

@@ -2,18 +2,15 @@
 
 Candidates are uniform on the simplex above the lower bounds, and those above the upper bounds are
 dropped. `spread` takes the candidate that is furthest from those chosen, again and again
-(Kennard and Stone, Technometrics 11, 1969). `optimal` exchanges candidates until the determinant of the
-information on the exponents of the exponential law log(L - c) = log k + sum_j t_j w_j no longer grows
-(Fedorov's exchange), which is the same for every c and k and for small t.
+(Kennard and Stone, Technometrics 11, 1969). `optimal` takes the one that adds most to the determinant of the
+information on the constants t_j of the mixing law, which to first order are slopes of log L by the weights.
 """
-
-import math
 
 import numpy as np
 
 N_CANDIDATES = 4096
 DECIMALS = 3  # of a weight
-MAX_ROUNDS = 20
+RIDGE = 1e-6  # of the information, before there are k mixtures
 
 
 def design_mixtures(n: int, low: np.ndarray, high: np.ndarray, kind: str = "spread") -> np.ndarray:
@@ -21,18 +18,16 @@ def design_mixtures(n: int, low: np.ndarray, high: np.ndarray, kind: str = "spre
 
     Raises ValueError for bounds that no mixture meets, or too few mixtures for k domains.
     """
-    k = len(low)
     if not (low <= high).all() or not low.sum() <= 1 <= high.sum():
         raise ValueError("design: got bounds that no mixture meets, expected low <= high and sums around 1.")
-    if n < k:
-        raise ValueError(f"design: got {n} mixtures of {k} domains, expected {k} or more.")
+    if n < len(low):
+        raise ValueError(f"design: got {n} mixtures of {len(low)} domains, expected as many or more.")
     candidates = _draw_candidates(low, high)
     if len(candidates) < n:
         raise ValueError(
             f"design: got {len(candidates)} mixtures within the bounds, expected {n}. Widen them."
         )
-    chosen = _spread(candidates, n)
-    return candidates[chosen if kind == "spread" else _exchange(candidates, chosen)]
+    return np.asarray(candidates[_choose(candidates, n, kind)])
 
 
 def _draw_candidates(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -48,28 +43,19 @@ def _draw_candidates(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.asarray(units[is_inside.all(axis=1)] / scale)
 
 
-def _spread(candidates: np.ndarray, n: int) -> list[int]:
-    """Return n rows far from each other; the first is the nearest to the mean."""
-    first = int(np.square(candidates - candidates.mean(axis=0)).sum(axis=1).argmin())
-    chosen, distance = [first], np.full(len(candidates), math.inf)
-    while len(chosen) < n:
-        distance = np.minimum(distance, np.square(candidates - candidates[chosen[-1]]).sum(axis=1))
-        chosen.append(int(distance.argmax()))
-    return chosen
-
-
-def _exchange(candidates: np.ndarray, chosen: list[int]) -> list[int]:
-    """Return the rows after exchanges that each raise the determinant of the information most."""
-    chosen = list(chosen)
-    for _ in range(MAX_ROUNDS):
-        before = list(chosen)
-        for i in range(len(chosen)):
-            rest = candidates[chosen[:i] + chosen[i + 1 :]]
+def _choose(candidates: np.ndarray, n: int, kind: str) -> list[int]:
+    """Return n rows, each the best beside those before it."""
+    chosen: list[int] = []
+    for _ in range(n):
+        others = candidates[chosen]
+        if kind == "optimal":
             # det(M + w w') = det(M) (1 + w' M^-1 w): the best row has the largest variance
-            inverse = np.linalg.pinv(rest.T @ rest + 1e-9 * np.eye(candidates.shape[1]))
-            variance = np.einsum("mi,ij,mj->m", candidates, inverse, candidates)
-            variance[chosen[:i] + chosen[i + 1 :]] = -math.inf  # each mixture once
-            chosen[i] = int(variance.argmax())
-        if chosen == before:
-            break
+            inverse = np.linalg.inv(others.T @ others + RIDGE * np.eye(candidates.shape[1]))
+            gain = np.einsum("mi,ij,mj->m", candidates, inverse, candidates)
+            gain[chosen] = -np.inf  # each mixture once
+        elif chosen:
+            gain = np.square(candidates[:, None] - others).sum(axis=-1).min(axis=1)
+        else:
+            gain = -np.square(candidates - candidates.mean(axis=0)).sum(axis=1)
+        chosen.append(int(gain.argmax()))
     return chosen

@@ -18,7 +18,6 @@ from megatron.io import write_json
 from megatron.laws.columns import takes_data_frame, validate_columns
 from megatron.laws.compute_law import LEVEL, MAX_HALF_WIDTH, find_furthest, log_half_width
 from megatron.laws.fitting.compute_trend import ComputeTrend, fit_trend
-from megatron.laws.law_file import convert_fields, load_law, require
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -95,17 +94,6 @@ class RecipeLaw:
     def save(self, path: str | Path) -> None:
         """Write recipe_law.json atomically."""
         write_json(Path(path), asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "RecipeLaw":
-        """Read a recipe_law.json. Raises FileNotFoundError, or ValueError for any other file."""
-        return load_law(path, "a law of a recipe", "scaling frontier", cls._from_dict)
-
-    @classmethod
-    def _from_dict(cls, stored: Any) -> "RecipeLaw":
-        law = cls(**convert_fields(cls, stored))
-        require("C", 0 < law.C[0] < law.C[1] < math.inf, "numbers above 0")
-        return law
 
 
 @takes_data_frame

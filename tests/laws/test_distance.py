@@ -18,7 +18,7 @@ from megatron.laws.distance import (
     summarise_scores,
 )
 from megatron.laws.fitting.compute_trend import PRIOR, fit_trend
-from megatron.laws.recipe_law import RecipeLaw, fit_recipe_law
+from megatron.laws.recipe_law import fit_recipe_law
 from tests.laws.known_laws import count_trials, least_hits
 
 C = np.geomspace(1e17, 1e19, 8)
@@ -79,9 +79,7 @@ def test_known_noise_and_rows_that_share_it_are_used() -> None:
 def test_a_recipe_law_is_saved_and_refuses_what_it_cannot_fit(tmp_path: Path) -> None:
     law = fit_recipe_law(C, true_loss(C), [f"run{i}" for i in range(8)])
     law.save(tmp_path / "recipe_law.json")
-    loaded = RecipeLaw.load(tmp_path / "recipe_law.json")
-    assert json.dumps(asdict(loaded)) == json.dumps(asdict(law))
-    assert loaded.predict(1e21) == law.predict(1e21)
+    assert (tmp_path / "recipe_law.json").read_text() == json.dumps(asdict(law), indent=1) + "\n"
     furthest = law.furthest_forecast(0.05)
     assert law.predict(furthest).half_width == pytest.approx(0.05, rel=0.02)
     frame = law.to_frame()
@@ -90,9 +88,6 @@ def test_a_recipe_law_is_saved_and_refuses_what_it_cannot_fit(tmp_path: Path) ->
         fit_recipe_law(C[:3], true_loss(C[:3]))
     with pytest.raises(ValueError, match=r"expected 1e\+17 FLOPs or more|expected 1e\+17 or more"):
         law.predict(1e16)
-    (tmp_path / "recipe_law.json").write_text('{"C": [1, 2]}')
-    with pytest.raises(ValueError, match="not a law of a recipe"):
-        RecipeLaw.load(tmp_path / "recipe_law.json")
 
 
 def test_losses_that_do_not_fall_have_no_law() -> None:

@@ -92,11 +92,9 @@ class ComputeTrend:
 
     def floor_interval(self, level: float) -> tuple[float, float]:
         """Return the interval of E, nats per token."""
-        order = np.argsort(self.floor)
-        below = np.cumsum(np.array(self.weight)[order])
-        floors = np.array(self.floor)[order]
-        low, high = np.searchsorted(below, [(1 - level) / 2, (1 + level) / 2])
-        return float(floors[low]), float(floors[min(high, len(floors) - 1)])
+        shares = [(1 - level) / 2, (1 + level) / 2]
+        low, high = np.quantile(self.floor, shares, weights=self.weight, method="inverted_cdf")
+        return float(low), float(high)
 
     def _probability(self, x: float, log_loss: float, noisy: bool) -> float:
         """Return the probability of a smaller loss at log C = x."""

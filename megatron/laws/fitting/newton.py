@@ -67,22 +67,19 @@ def minimize_newton(
 ) -> Minima:
     """Return the minima near phi [R, p] after at most `n_iterations` steps.
 
-    The step solves (Hessian + damping * majorant) step = -gradient, as
-    Levenberg-Marquardt does with the majorant for the scale. A step that
-    does not decrease the objective is rejected and the damping increased.
-    A problem has converged when the predicted decrease is below `tolerance`
-    of the objective (its resolution in float64), or no step decreases it at a damping of
-    1e12. With derivatives in the last q of p coordinates only those move.
+    The step solves (Hessian + damping * majorant) step = -gradient, as Levenberg-Marquardt does with the
+    majorant for the scale. A step that does not decrease the objective is rejected and the damping increased.
+    A problem has converged when the predicted decrease is below `tolerance` of the objective (its resolution
+    in float64), or no step decreases it at a damping of 1e12. With derivatives in the last q of p
+    coordinates only those move.
     """
     phi = box.project(np.array(phi, dtype=float))
     all_rows = np.arange(len(phi))
     objective = value(phi, all_rows)
-    # each problem has its own damping and convergence;
-    # `active` holds the indices of those that still move
+    # each problem has its own damping and convergence; `active` holds the indices of those that still move
     damping = np.full(len(phi), 1e-3)
     converged = np.zeros(len(phi), dtype=bool)
-    # A start where the objective is Inf has no derivatives:
-    # it is returned as it is, with converged False.
+    # a start where the objective is Inf has no derivatives: it is returned as it is, with converged False
     active = all_rows[np.isfinite(objective)]
     for _ in range(n_iterations):
         if not len(active):
@@ -104,17 +101,14 @@ def minimize_newton(
             before = objective[rows]
             # False for NaN too, so a step to a point without a value is rejected
             falls = tried < before
-            # the objective is resolved to about 1e-16 of its
-            # value: a smaller predicted decrease is rounding
-            is_converged[pending] = (predicted_decrease <= tolerance * before) | (
-                ~falls & (damping[rows] > 1e12)
-            )
+            # the objective is resolved to about 1e-16 of its value: a smaller predicted decrease is rounding
+            is_small = predicted_decrease <= tolerance * before
+            is_converged[pending] = is_small | (~falls & (damping[rows] > 1e12))
             moved, stuck = rows[falls], rows[~falls]
             phi[moved], objective[moved] = trial[falls], tried[falls]
             is_good = before[falls] - tried[falls] > GOOD_GAIN_RATIO * predicted_decrease[falls]
             damping[moved[is_good]] = np.maximum(damping[moved[is_good]] / DAMPING_DECREASE, 1e-12)
-            # a step that failed is shortened for the next try,
-            # with the same derivatives
+            # a step that failed is shortened for the next try, with the same derivatives
             damping[stuck] = damping[stuck] * DAMPING_INCREASE
             pending = pending[~falls & ~is_converged[pending]]
             if not len(pending):

@@ -246,9 +246,9 @@ def count_independent(cells: np.ndarray, trunks: np.ndarray) -> int:
     # {b, c} and {x, y} of three cells of two runs: components {a, b, c} and
     # {x, y}, so 5 trunks - 2 components = 3 degrees of freedom.
     names, labels = np.unique(trunks, return_inverse=True)
-    n_cells = int(cells.max()) + 1
-    n_nodes = n_cells + len(names)
-    graph = coo_array((np.ones(len(cells)), (cells, n_cells + labels)), shape=(n_nodes, n_nodes))
+    labels = labels + int(cells.max()) + 1
+    n_nodes = int(labels.max()) + 1
+    graph = coo_array((np.ones(len(cells)), (cells, labels)), shape=(n_nodes, n_nodes))
     return len(names) - int(connected_components(graph, directed=False)[0])
 
 
