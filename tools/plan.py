@@ -1,7 +1,7 @@
 """Write a study to start from, list model sizes, and propose the runs of a study.
 
     scaling init study.yaml
-    scaling sizes 117M 425M --conventions
+    scaling sizes 117M 425M
     scaling sizes 117M --n-tokens 4096 model.tied_embedding=false model.n_kv_heads=4
     scaling plan --budget 1e20 --runs 20 --target 1e22
     scaling plan --budget 3e19 --law law.json --done table.csv --runs 4 --target 1e22
@@ -15,7 +15,7 @@ axes, that predict the targets best for their cost; rows of the pool with a loss
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from megatron.io import write_atomic
 from megatron.laws.design import CRITERIA, Designer, RunSet, build_simple_designs, generate_candidates
 from megatron.laws.law import Law
 from megatron.laws.pool_design import MAX_RUNS
-from megatron.plan.conventions import training_flops_per_token
 from megatron.plan.count import flops_per_token, n_non_embedding, n_params
 from megatron.study import ladder
 from megatron.study.format import format_count
@@ -47,6 +46,7 @@ NEW_STUDY = Path(ladder.__file__).with_name("new_study.yaml")
 PRIOR = "besiroglu"  # default prior law
 CHOOSE = "Choose from candidates of your own with megatron.laws.design.Designer"
 REMOVED = {
+    "--conventions": "Use megatron.plan.conventions.training_flops_per_token in Python",
     "--force": "Plan from the published prior, without --law",
     "--largest-share": CHOOSE,
     "--noise": "The noise is from the law, or 0.005 without --law",
@@ -94,9 +94,6 @@ def run_sizes(args: argparse.Namespace) -> None:
     options = [word for word in args.words if "=" in word]
     names = [word for word in args.words if "=" not in word] or list(load_model_sizes())
     shapes = {name: resolve_shape(name, args, options) for name in names}
-    if args.conventions:
-        print_conventions(shapes, args.seq_len)
-        return
     rows = []
     for name, model in shapes.items():
         n = n_params(model)
@@ -104,17 +101,6 @@ def run_sizes(args: argparse.Namespace) -> None:
         shape = [f"{getattr(model, column):,}" for column in SHAPE]
         rows.append([name, f"{n:,}", f"{n_non_embedding(model):,}", *shape, f"{flops:.2e}"])
     print_table(["name", "N", "without embedding", *SHAPE, "C"], rows, ())
-
-
-def print_conventions(shapes: Mapping[str, ModelConfig], seq_len: int) -> None:
-    """Print a line for each size: training FLOPs per token by each convention, and their ratio to 6 N."""
-    rows = {name: training_flops_per_token(model, seq_len) for name, model in shapes.items()}
-    cells = [
-        [name, *(f"{flops:.3e} ({flops / row['6nd']:.2f})" for flops in row.values())]
-        for name, row in rows.items()
-    ]
-    print_table(["name", *next(iter(rows.values()))], cells, ())
-    print("FLOPs per token, forward and backward; in brackets the ratio to 6 N")
 
 
 def run_plan(args: argparse.Namespace) -> None:
@@ -204,7 +190,6 @@ def add_sizes(actions: Any) -> None:
     add("--seq-len", type=positive_int, default=2048, metavar="TOKENS", help="sequence length, for FLOPs")
     tokens = f"training tokens for C; default: {TOKENS_PER_PARAMETER} per parameter"
     add("--tokens", type=float, metavar="TOKENS", help=tokens)
-    add("--conventions", action="store_true", help="FLOPs per token by the conventions of the literature")
 
 
 def add_plan(actions: Any) -> None:

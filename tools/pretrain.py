@@ -9,20 +9,16 @@ examples_scaling/training/CONFIG.md lists every key with its type, default and u
 """
 
 import argparse
-import logging
 import os
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import megatron.cli  # noqa: F401  # before slow imports, so that a signal during them is handled
 from megatron.cli import STOPPED, create_parser, report_error
 from megatron.config.schema import RunConfig
 from megatron.config.yaml_file import read_yaml
-from megatron.parallel.rank_env import ranks_from_environment
+from megatron.parallel.rank_env import exit_process, ranks_from_environment
 from megatron.plan.resolve import load_config
 from megatron.plan.run_dir import is_done
 from megatron.plan.run_plan import RunPlan, plan_run
@@ -54,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if ranks.rank == 0:
                 print(f"{config.logging.run_dir}: already done")
             return 0
-        return train_run(config, plan)
+        from megatron.train.loop import train_run
+
+        return 0 if train_run(config, plan) else STOPPED
     except (OSError, ValueError, FloatingPointError) as error:
         if local_rank:  # the first rank of a host reports the error; then its launcher ends the others
             time.sleep(AFTER_FIRST_S)
@@ -74,42 +72,6 @@ def load_plan(path: str, overrides: Sequence[str]) -> tuple[RunConfig, RunPlan]:
         prepare_mixture(mixture)
     config = load_config(path, overrides)
     return config, plan_run(config)
-
-
-def train_run(config: RunConfig, plan: RunPlan) -> int:
-    """Train the run and return the exit status."""
-    from megatron.checkpoint.preempt import watch_for_stop
-    from megatron.parallel.world import open_world
-    from megatron.train.build import build_run
-    from megatron.train.loop import train
-    from megatron.train.microbatch import list_microbatches
-
-    with open_world(config.dist, config.misc.n_threads) as world:
-        list_microbatches(config, world)  # reports numbers that do not divide before anything is built
-        run = build_run(config, plan, world)
-        # a signal only sets `stop`; the loop saves a checkpoint after the current step and returns False
-        with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
-            done = train(run, stop)
-        if world.is_first and done:
-            print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
-        return 0 if done else STOPPED
-
-
-def exit_process(status: int) -> NoReturn:
-    """End the process with a status.
-
-    Signals are ignored from here on: the work is done, and the exit, which takes seconds, must keep this
-    status. With DeepSpeed, skip the interpreter's shutdown: its threads sometimes abort there.
-    """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    if "deepspeed" not in sys.modules:
-        sys.exit(status)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # os._exit flushes nothing, so the buffers were flushed above
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Rank of this process in its run, from the environment variables of torchrun, srun or MPI."""
 
+import logging
+import os
 import re
+import signal
+import sys
 import zlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # set by torchrun and DeepSpeed
@@ -166,3 +171,20 @@ def _read_number(name: str, environment: Mapping[str, str]) -> int:
     if not re.fullmatch("[0-9]{1,9}", environment[name]):
         raise ValueError(f"environment: {name} is {environment[name][:40]!r}, expected a number")
     return int(environment[name])
+
+
+def exit_process(status: int) -> NoReturn:
+    """End the process with a status.
+
+    Signals are ignored from here on: the work is done, and the exit, which takes seconds, must keep this
+    status. With DeepSpeed, skip the interpreter's shutdown: its threads sometimes abort there.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if "deepspeed" not in sys.modules:
+        sys.exit(status)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # os._exit flushes nothing, so the buffers were flushed above
+    os._exit(status)

@@ -12,8 +12,9 @@ import torch
 
 from megatron.checkpoint import store
 from megatron.checkpoint.layout import find_checkpoints
-from megatron.checkpoint.preempt import StopMonitor
+from megatron.checkpoint.preempt import StopMonitor, watch_for_stop
 from megatron.config.read import config_to_dict, write_config
+from megatron.config.schema import RunConfig
 from megatron.data.batches import SampleSource
 from megatron.data.prefetch import prefetch
 from megatron.evaluation.validate import HeldOutLoss, validate
@@ -22,12 +23,14 @@ from megatron.log import get_logger
 from megatron.objective.task import Task
 from megatron.parallel.collectives import any_rank, barrier
 from megatron.parallel.watchdog import mark_phase
-from megatron.parallel.world import make_thread_init
+from megatron.parallel.world import make_thread_init, open_world
 from megatron.plan.run_dir import CONFIG, METRICS, PLAN, RESULT, lock_run, read_metrics
-from megatron.train.build import Run, build_schedule, count_full_batches
+from megatron.plan.run_plan import RunPlan
+from megatron.train.build import Run, build_run, build_schedule, count_full_batches
 from megatron.train.feedback import Feedback
 from megatron.train.memory_usage import explain_oom
 from megatron.train.metrics_logger import MetricsLogger
+from megatron.train.microbatch import list_microbatches
 from megatron.train.profiler import ProfileWindow
 from megatron.train.resume import describe_corpora, describe_run, resume_run
 from megatron.train.saver import Saver
@@ -36,6 +39,19 @@ from megatron.train.state import TrainState
 LOCK_WAIT_S = 2.0  # a sweep that probes for a running training locks the folder for a moment
 
 log = get_logger(__name__)
+
+
+def train_run(config: RunConfig, plan: RunPlan) -> bool:
+    """Build and train a run on all ranks. Return False if it was stopped and saved before its end."""
+    with open_world(config.dist, config.misc.n_threads) as world:
+        list_microbatches(config, world)  # reports numbers that do not divide before anything is built
+        run = build_run(config, plan, world)
+        # a signal only sets `stop`; the loop saves a checkpoint after the current step and returns False
+        with watch_for_stop(config.misc.stop_file, config.misc.max_hours) as stop:
+            done = train(run, stop)
+        if world.is_first and done:
+            print(f"{run.folder}: done, {plan.train_tokens:,} tokens")
+        return done
 
 
 def train(run: Run, stop: StopMonitor) -> bool:

@@ -1,10 +1,6 @@
 """Tests of scaling sizes from the command line."""
 
-import re
-
 import pytest
-
-from megatron.config.presets import load_model_sizes
 
 
 def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(cli) -> None:
@@ -17,13 +13,3 @@ def test_options_change_the_count_and_20_tokens_a_parameter_the_flops(cli) -> No
     cells = cli(*small, "--tokens", 1e9, "--seq-len", 1).output.splitlines()[1].split()
     # by hand at one position: 6 (N without norms, 3 blocks of 2 gains and one more) + 12 L H K
     assert float(cells[-1]) == pytest.approx(1e9 * (6 * (plain - 7 * 128) + 12 * 3 * 4 * 32), rel=5e-3)
-
-
-def test_conventions_of_every_name_are_listed_in_units_of_6nd(cli) -> None:
-    head, *lines = cli("sizes", "--conventions").output.splitlines()
-    assert head.split() == ["name", "exact", "6nd", "kaplan", "palm", "megatron", "chinchilla"]
-    names = list(load_model_sizes())
-    assert [line.split()[0] for line in lines[: len(names)]] == names
-    for line in lines[:2]:
-        exact, six, _, _, _, chinchilla = (float(share) for share in re.findall(r"\(([\d.]+)\)", line))
-        assert six == 1.0 and chinchilla > exact > 1.0
