@@ -119,6 +119,7 @@ GROUPS = {  # in the order of a study: sub-command -> file in tools/
         "power-law": "laws",
         "predict": "laws",
         "curve": "laws",
+        "mix": "laws",
         "crossover": "laws",
     },
     "report": {"report": "make_report"},

@@ -13,6 +13,7 @@
     scaling crossover experiments/study_crossover_cpu --without '*masked*' '*drop*'
     scaling compare experiments/study RUN_A RUN_B
     scaling gain experiments/optimizers '*-adamw-*' '*-muon-*'
+    scaling mix experiments/mixtures --natural code=0.4 web=0.6
 
 `python tools/laws.py ACTION ...` is the same. frontier --predict stores the forecast of a study's cell
 `size: best` before that run is trained; --check compares it with the result. crossover compares two laws at
@@ -22,6 +23,7 @@ per-document losses, if both have them (tools/validate.py --save-per-document).
 """
 
 import argparse
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -34,10 +36,12 @@ import numpy as np
 from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.io import replace_nonfinite
 from megatron.laws import downstream_curve, prediction
+from megatron.laws.best_mixture import find_best_mixture
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.crossover import crossover
 from megatron.laws.forms import FORM
 from megatron.laws.law import Law
+from megatron.laws.mixing_law import fit_mixing_law
 from megatron.laws.power_law import fit_power
 from megatron.laws.prediction_text import (
     NO_INTERVAL,
@@ -48,7 +52,7 @@ from megatron.laws.prediction_text import (
     format_values,
     list_warnings,
 )
-from megatron.report import gain_text, plot_command
+from megatron.report import gain_text, mixture, plot_command
 from megatron.study import differences, forecast, frontier, gain, sealing
 from megatron.study.curves import describe_curves
 from megatron.study.decision import decide
@@ -582,12 +586,62 @@ def run_gain(args: argparse.Namespace) -> int:
     return 0
 
 
+def add_mix(actions: Any) -> None:
+    """Add the action mix."""
+    parser = add_action(actions, "mix", run_mix)
+    add = parser.add_argument
+    runs = "runs with columns weight_DOMAIN, and loss_of_DOMAIN or loss"
+    add("runs", type=Path, metavar="STUDY_DIR|TABLE.csv", help=runs)
+    targets = "losses whose mean is minimised; default: all loss_of_*, or loss"
+    add("--targets", nargs="+", metavar="COLUMN", help=targets)
+    add("--size", type=positive_float, metavar="N", help="parameters; default: the largest run's")
+    add("--tokens", type=positive_float, metavar="D", help="training tokens; default: the largest run's")
+    bounds = "limits of weights; default: the range of the trained mixtures"
+    add("--bounds", type=parse_domain, nargs="+", default=[], metavar="DOMAIN=LOW:HIGH", help=bounds)
+    add("--max-epochs", type=positive_float, default=math.inf, metavar="X", help="most epochs of a domain")
+    natural = "a mixture to compare with, besides the best trained one"
+    add("--natural", type=parse_domain, nargs="+", default=[], metavar="DOMAIN=WEIGHT", help=natural)
+    where = "only rows that satisfy this expression of pandas"
+    add("--where", action="append", default=[], metavar="CONDITION", help=where)
+    plot_command.add_plot_option(parser)
+
+
+def parse_domain(word: str) -> tuple[str, list[float]]:
+    """Return the domain and the numbers of DOMAIN=X or DOMAIN=X:Y."""
+    domain, _, numbers = word.partition("=")
+    with contextlib.suppress(ValueError):
+        return domain, [float(number) for number in numbers.split(":")]
+    raise argparse.ArgumentTypeError(f"got '{word}', expected a domain with numbers, such as code=0.4")
+
+
+def run_mix(args: argparse.Namespace) -> int:
+    """Find the mixture of domains with the lowest loss, and its gain over others.
+
+    scaling mix experiments/mixtures --natural code=0.4 web=0.6
+    """
+    runs, unseen = mixture.read_mixture_runs(args.runs, args.where)
+    targets = args.targets and dict.fromkeys(args.targets, 1 / len(args.targets))
+    law = fit_mixing_law(runs, targets=targets)
+    best = find_best_mixture(
+        law,
+        N=args.size,
+        D=args.tokens,
+        bounds={name: (ends[0], ends[-1]) for name, ends in args.bounds},
+        max_epochs=args.max_epochs,
+        compared={"natural": {name: weights[0] for name, weights in args.natural}} if args.natural else {},
+    )
+    print("\n".join(mixture.describe_mixture(law, best, unseen)))
+    if args.plot:
+        plot_command.write_figure(args.plot, mixture.plot_mixtures(law, best))
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the argument parser."""
     parser = create_parser(__doc__, removed=REMOVED)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help="what to do")
     fits = (add_frontier, add_downstream, add_power_law, add_predict, add_curve, add_crossover)
-    for add in (*fits, add_compare, add_gain):
+    for add in (*fits, add_compare, add_gain, add_mix):
         add(actions)
     return parser
 

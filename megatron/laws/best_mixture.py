@@ -93,7 +93,8 @@ def find_best_mixture(
 ) -> BestMixture:
     """Find the mixture of the lowest loss of N parameters and D tokens; default: of the largest run.
 
-    unique      {domain: unique tokens}, for `max_epochs` and the repetition of the answer
+    unique      {domain: unique tokens}, for `max_epochs` and the repetition of the answer; default: those
+                that the runs had
     bounds      {domain: (low, high)}; default: the shares of the trained mixtures, beyond which no run is
     compared    {name: {domain: share}}, such as the natural mixture
 
@@ -104,6 +105,8 @@ def find_best_mixture(
         for given, runs in ((N, law.runs.N), (D, law.runs.D))
     )
     U = _list_values(law, "unique", unique or {}, math.inf)
+    if unique is None and law.runs.U is not None:
+        U = law.runs.U.min(axis=0)  # a run without a domain has Inf
     _list_values(law, "bounds", dict.fromkeys(bounds or {}, 0.0), 0.0)
     search = _Search(law, *_find_bounds(law, bounds or {}, max_epochs * U / D), N, D, U)
     room = search.high - search.low

@@ -65,7 +65,7 @@ def plot_price(runs: Sequence[PlannedRun], speed: Speed) -> Chart:
     chart = make_chart()
     add_points(chart, C, N, "runs", ACCENT, texts, size=widths.tolist(), opacity=0.6, showlegend=False)
     chart.update_layout(xaxis=flops_axis(C), yaxis=log_axis("parameters", N))
-    return _describe(chart, "Runs of the study", "The larger a point, the longer its run takes.")
+    return describe_chart(chart, "Runs of the study", "The larger a point, the longer its run takes.")
 
 
 def plot_prediction(law: Law, answers: Sequence[Prediction | OptimumPrediction]) -> Chart:
@@ -82,7 +82,7 @@ def plot_prediction(law: Law, answers: Sequence[Prediction | OptimumPrediction])
         colour = ramp_colour(i, len(answers))
         add_points(chart, [6 * at.N * at.D], [loss], name, colour, f"{loss:.4g}", **style)
     caption = "Lines: the law. Points: predictions, with the 95 % interval of one new run where it is known."
-    return _describe(chart, law.formula(), caption)
+    return describe_chart(chart, law.formula(), caption)
 
 
 def plot_frontier(law: ComputeLaw, runs: Selection, C: Sequence[float] | None) -> Chart:
@@ -91,7 +91,7 @@ def plot_frontier(law: ComputeLaw, runs: Selection, C: Sequence[float] | None) -
     for row, y in enumerate((runs.N, runs.L), 1):
         chart.add_scatter(x=runs.C, y=y, mode="markers", marker={"color": INK, "size": 4}, row=row, col=1)
     caption = "Lines: the best size and its loss, with 95 % intervals (loss: of one new run). Points: runs."
-    return _describe(chart, "Compute-optimal frontier", caption)
+    return describe_chart(chart, "Compute-optimal frontier", caption)
 
 
 def plot_recipe(law: RecipeLaw, points: Selection, C: Sequence[float] | None) -> Chart:
@@ -106,7 +106,7 @@ def plot_recipe(law: RecipeLaw, points: Selection, C: Sequence[float] | None) ->
         marker = {"color": ACCENT, "size": 9, "symbol": "diamond"}
         chart.add_scatter(x=x, y=y, mode="markers", marker=marker)
         caption += " Diamonds: runs that are not fitted."
-    return _describe(chart, "Loss of one recipe", caption)
+    return describe_chart(chart, "Loss of one recipe", caption)
 
 
 def plot_differences(differences: Sequence[Difference]) -> Chart:
@@ -120,7 +120,7 @@ def plot_differences(differences: Sequence[Difference]) -> Chart:
     chart.add_vline(x=0, line={"color": INK, "width": 1})
     chart.update_layout(xaxis={"title": {"text": "nats per token"}})
     caption = "Left of 0: the first one is better. Bars: 95 % intervals; none: not known."
-    return _describe(chart, "Differences of the held-out loss", caption)
+    return describe_chart(chart, "Differences of the held-out loss", caption)
 
 
 def plot_gain(gain: EquivalentGain, by: str) -> Chart:
@@ -134,14 +134,14 @@ def plot_gain(gain: EquivalentGain, by: str) -> Chart:
     chart.add_hline(y=1, line={"color": INK, "width": 1})
     axis = {"title": {"text": f"share of A's {UNITS[by]}"}}
     chart.update_layout(xaxis=log_axis(f"{UNITS[by]} of A", C), yaxis=axis, showlegend=False)
-    return _describe(
+    return describe_chart(
         chart,
         f"{UNITS[by]} that B needs for the loss of A".capitalize(),
         "Below 1: B is better. Band: 95 % interval.",
     )
 
 
-def _describe(chart: Chart, title: str, caption: str) -> Chart:
+def describe_chart(chart: Chart, title: str, caption: str) -> Chart:
     # above the plot and its legend; a chart without a fixed height fills the window
     texts = {"text": title, "subtitle": {"text": caption}, "y": 0.98, "yanchor": "top"}
     return chart.update_layout(

@@ -150,7 +150,7 @@ def _tabulate_law(objective: str, law: Law) -> Table:
     frame, interval = law.to_frame(), law.interval or {}
     rows = []
     for at in frame.itertuples():
-        value = format_with_interval(at.value, (at.low, at.high), format_constant)
+        value = format_with_interval(at.value, (at.low, at.high), "{:.3g}".format)
         # the head of the column says it once
         reason = law.not_identified.get(at.Index, "").removesuffix(": it is not identified.")
         rows.append([at.Index, value, reason])
@@ -161,13 +161,6 @@ def _tabulate_law(objective: str, law: Law) -> Table:
     notes += [f"Held-out runs: error {100 * held_out:.2g} %."] if isinstance(held_out, float) else []
     name = OBJECTIVE_NAMES.get(objective, objective)
     return _law_table(f"Law {law.form}, {name}", rows, [*notes, _format_lack_of_fit(law.lack_of_fit)])
-
-
-def format_constant(value: float) -> str:
-    """Format a constant of a law: three digits, an exponent outside 0.001 to 1e6, and 0 below 1e-9."""
-    if abs(value) < 1e-9:
-        return "0"
-    return format_digits(value) if 1e-3 <= abs(value) < 1e6 else format_exponent(value)
 
 
 def _law_table(title: str, rows: list[list[str]], notes: list[str]) -> Table:
@@ -277,12 +270,9 @@ def _join_distinct(values: Iterable[Any]) -> str:
 def list_commands(study: Study) -> list[str]:
     """Return the commands that reproduce the study."""
     folder = study.folder
-    lines = (
-        [f"python tools/sweep.py {folder}/{STUDY}  # trains the missing runs"]
-        if (folder / STUDY).is_file()
-        else []
-    )
-    lines.append(f"python tools/collect.py {folder}")
+    lines = [f"python tools/collect.py {folder}"]
+    if (folder / STUDY).is_file():
+        lines.insert(0, f"python tools/sweep.py {folder}/{STUDY}  # trains the missing runs")
     lines += [f"scaling frontier {folder}"] if study.frontier is not None else []
     for objective, law in study.laws.items():
         name = "law" if law is study.law else f"law_{objective}"

@@ -127,7 +127,7 @@ def select_runs(
         require_column(path, table, name, options.get(letter, "--loss-column"))
     # Filters come before parsing: a cell that is not a number is only an
     # error in a row that is fitted.
-    runs, applied, warnings = _filter_rows(path, table, objective, where)
+    runs, applied, warnings = filter_rows(path, table, objective, where)
     N, D, L = (read_positive(path, runs, name) for name in letters.values())
     D = D / (6 * N) if columns.C else D
     # billions (70.0), layers or epochs would fit as well as tokens and give a
@@ -159,7 +159,7 @@ def select_points(
     table, flops_column = read_table(path), flops_by or "train_flops"
     letters = {"C": flops_column, "L": Columns.L}
     require_column(path, table, flops_column, "--flops-by")
-    runs, applied, warnings = _filter_rows(path, table, objective, where)
+    runs, applied, warnings = filter_rows(path, table, objective, where)
     C, L = (read_positive(path, runs, name) for name in letters.values())
     unknown = np.full(len(L), math.nan)
     about = {**_identify(path), "flops_by": flops_column}
@@ -206,7 +206,7 @@ def read_positive(path: Path, runs: pd.DataFrame, name: str) -> np.ndarray:
     return numbers
 
 
-def _filter_rows(
+def filter_rows(
     path: Path, table: pd.DataFrame, objective: str | None, where: Sequence[str]
 ) -> tuple[pd.DataFrame, dict[str, Any], list[str]]:
     """Return (finished runs of the objective that meet `where`, applied filter for law.json, warnings)."""

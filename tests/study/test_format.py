@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from megatron.report.tables import format_constant
 from megatron.study.format import (
     format_count,
     format_digits,
@@ -26,7 +25,6 @@ TEXTS: dict[Callable[[Any], str], dict[Any, str]] = {
     format_duration: {3.14: "3.1 s", 93: "93 s", 300: "5.0 min", 7200: "2.0 h", 864_000: "10 d"},
     format_short: {12: "12", 250_000: "250k", 999_900: "1M", 1.28e9: "1.28B"},
     # constants of a law stay short however large or small
-    format_constant: {4.5e-14: "0", 0.016385: "0.0164", 19273.0: "19,273", 2.3e-5: "2.3e-5"},
 }  # fmt: skip
 
 
