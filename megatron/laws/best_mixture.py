@@ -9,9 +9,9 @@ width. The lower percentile is too near, since a search never promises less than
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from pandas import DataFrame
 
 from megatron.laws.fitting.mixing_form import MixtureRuns
 from megatron.laws.law import expanded_level
@@ -28,17 +28,17 @@ MAX_STEPS = 60
 class BestMixture:
     """The mixture of the lowest predicted loss.
 
-    domains     a row for each: weight; epochs, NaN without given unique tokens; at_bound, whether the weight
-                is a bound of the search, so that a wider search may find a lower loss
+    domains     data frame, a row for each: weight; epochs, NaN without unique tokens; at_bound, whether the
+                weight is a bound of the search, so that a wider search may find a lower loss
     prediction  of its loss: the row of MixingLaw.predict
-    gains       a row for each mixture that it is compared with: loss; gain, the share of this loss that the
-                best mixture saves, with its 95 % confidence interval low, high; and verdict: BETTER if the
-                interval is above 0, otherwise NOT_SHOWN
+    gains       data frame, a row for each mixture that it is compared with: loss; gain, the share of this
+                loss that the best mixture saves, with its 95 % confidence interval low, high; and verdict:
+                BETTER if the interval is above 0, otherwise NOT_SHOWN
     """
 
-    domains: DataFrame
+    domains: Any
     prediction: dict[str, float]
-    gains: DataFrame
+    gains: Any
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ def find_best_mixture(
 
     Raises ValueError for an unknown domain, or bounds that no mixture satisfies.
     """
+    from pandas import DataFrame  # slow import
+
     N, D = (
         float(given if given is not None else 1.0 if runs is None else runs.max())
         for given, runs in ((N, law.runs.N), (D, law.runs.D))
@@ -120,11 +122,11 @@ def find_best_mixture(
     return BestMixture(
         DataFrame({"weight": best, "epochs": epochs, "at_bound": at_bound}, index=law.domains),
         law.predict(search.place(best[None])).iloc[0].to_dict(),
-        _compute_gains(search, best, others),
+        DataFrame(_compute_gains(search, best, others), index=[*others]),
     )
 
 
-def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> DataFrame:
+def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.ndarray]) -> dict[str, Any]:
     from scipy.special import stdtrit  # slow import
 
     law, W = search.law, np.array([best, *others.values()])
@@ -134,8 +136,7 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
         points = search.place(np.array([search.minimise(best, row), *others.values()]))
         claimed, actual = (law.log_loss(points, at)[0] for at in (row, FIT))
         errors.append((claimed - claimed[0]) - (actual - actual[0]))
-    tail = (1 - expanded_level(LEVEL, len(law.effects))) / 2
-    middle, top = np.quantile(errors, [0.5, 1 - tail], axis=0)
+    middle, top = np.quantile(errors, [0.5, (1 + expanded_level(LEVEL, len(law.effects))) / 2], axis=0)
     effect, variance = law.match_mixtures(W)
     log_loss = law.log_loss(search.place(W))[0] + effect
     # beside these errors, what the law misses of both mixtures
@@ -146,7 +147,8 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
     # of the loss of the other mixture: 1 - exp(-log ratio)
     gains = dict(zip(("gain", "low", "high"), -np.expm1([-gain, -low, -high]), strict=True))
     columns = {"loss": np.exp(log_loss)} | gains | {"verdict": np.where(low > 0, BETTER, NOT_SHOWN)}
-    return DataFrame(columns, index=["", *others]).iloc[1:]
+    # the first one is the best mixture itself
+    return {name: values[1:] for name, values in columns.items()}
 
 
 def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default: float) -> np.ndarray:

@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Any
 
 import numpy as np
-from pandas import DataFrame
 
 from megatron.laws.columns import validate_columns
 from megatron.laws.fitting import mixing_form
@@ -81,14 +81,17 @@ class MixingLaw:
         effect = np.where(is_trained, self.effects[nearest], 0.0)
         return effect, self.noise.between**2 * (1 - np.where(is_trained, self.spared[nearest], 0.0))
 
-    def predict(self, points: DataFrame | MixtureRuns, level: float = LEVEL) -> DataFrame:
-        """Return loss, confidence_low, confidence_high, predictive_low and predictive_high of each point.
+    def predict(self, points: Any, level: float = LEVEL) -> Any:
+        """Return a data frame: loss, and low and high ends of the confidence and predictive intervals.
 
-        points  a table with the columns of the fit, without losses
+        Columns loss, confidence_low, confidence_high, predictive_low, predictive_high, a row for each point.
+
+        points  MixtureRuns, or a data frame with the columns of the fit, without losses
 
         Both intervals contain what the form misses; the predictive one is of one new run.
         """
-        from scipy.special import stdtrit  # slow import
+        from pandas import DataFrame  # slow import
+        from scipy.special import stdtrit
 
         runs = points if isinstance(points, MixtureRuns) else read_runs(points, self.domains)
         effect, variance = self.match_mixtures(runs.W)
@@ -105,9 +108,9 @@ class MixingLaw:
 
 
 def fit_mixing_law(
-    table: DataFrame, *, targets: Mapping[str, float] | None = None, n_bootstrap: int = 200, seed: int = 0
+    table: Any, *, targets: Mapping[str, float] | None = None, n_bootstrap: int = 200, seed: int = 0
 ) -> MixingLaw:
-    """Fit a table with a row for each run.
+    """Fit a data frame with a row for each run.
 
     Its columns are weight_DOMAIN, n_params and train_tokens if they vary, epochs_DOMAIN of repeated domains,
     and loss or loss_of_DOMAIN, nats per token.
@@ -208,7 +211,7 @@ def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
     return Noise(math.sqrt(total), max(dof, 1.0), math.sqrt(between), math.sqrt(within), len(counts))
 
 
-def read_runs(table: DataFrame, domains: Sequence[str]) -> MixtureRuns:
+def read_runs(table: Any, domains: Sequence[str]) -> MixtureRuns:
     """Return the runs of a table. Raises ValueError as `fit_mixing_law`."""
     W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]))
     N, D = (validate_columns(**{name: table[name]})[0] if name in table else None for name in SIZES)
@@ -232,7 +235,7 @@ def normalise_shares(W: np.ndarray) -> np.ndarray:
     return W / total[:, None]
 
 
-def _read_columns(table: DataFrame, names: Sequence[str]) -> np.ndarray:
+def _read_columns(table: Any, names: Sequence[str]) -> np.ndarray:
     """Return columns [n, len(names)]. Raises ValueError for a missing one, or none."""
     missing = [name for name in names or [WEIGHT + "DOMAIN"] if name not in table]
     if missing:

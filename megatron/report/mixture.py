@@ -8,7 +8,7 @@ import pandas as pd
 
 from megatron.laws.best_mixture import BestMixture
 from megatron.laws.mixing_law import MixingLaw
-from megatron.report.plot import Chart
+from megatron.report.plot import Chart, draw_parallel
 from megatron.report.plot_command import describe_chart
 from megatron.study.format import format_digits, format_interval, format_loss
 from megatron.study.selection import filter_rows
@@ -59,15 +59,13 @@ def _describe_unseen(law: MixingLaw, unseen: pd.DataFrame) -> list[str]:
 
 def plot_mixtures(law: MixingLaw, best: BestMixture) -> Chart:
     """Return parallel coordinates: weights and loss of mixtures of the largest size, and of the best one."""
-    from plotly.express import parallel_coordinates  # slow import
-
     N = law.runs.N
     lines = pd.DataFrame(law.runs.W, columns=law.domains).assign(loss=law.predict(law.runs)["loss"])
     lines = lines if N is None else lines[N.max() == N]
     lines.loc["best"] = [*best.domains["weight"], best.prediction["loss"]]
     gains = [f"{_percent(gain['gain'])} below {name}" for name, gain in best.gains.iterrows()]
     caption = f"Trained mixtures of the largest size, and the best one: {', '.join(gains)}."
-    return describe_chart(parallel_coordinates(lines, color="loss"), "Weights of mixtures", caption)
+    return describe_chart(draw_parallel(lines, "loss"), "Weights of mixtures", caption)
 
 
 def _predicted(at: Mapping[Any, float]) -> str:

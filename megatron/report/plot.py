@@ -96,6 +96,13 @@ def make_chart(height_px: int = HEIGHT_PX, **grid: Any) -> Chart:
     return chart.update_layout(template=make_template(), height=height_px)
 
 
+def draw_parallel(lines: pd.DataFrame, colour: str) -> Chart:
+    """Return parallel coordinates: an axis for each column, a line for each row, coloured by one column."""
+    from plotly.express import parallel_coordinates  # slow import
+
+    return parallel_coordinates(lines, color=colour)
+
+
 def read_plotly_js() -> str:
     """Return the build of plotly.js that is installed."""
     from plotly.offline import get_plotlyjs  # slow import
