@@ -21,7 +21,10 @@ STUDIES = {
     "study_crossover_gpu": 96,
     "study_crossover_cpu": 489,
     "study_optimizer_cpu": 38,
+    "study_mixture_cpu": 48,
 }
+SMALL = ("law_cpu", "optimizer_cpu", "mixture_cpu")  # studies of small vocabularies
+DOMAINS = ("code", "docs", "web", "books", "wiki")
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +32,20 @@ def planned(root: Path, tmp_path_factory: pytest.TempPathFactory):
     """Return a function: name of a study -> its runs, on a corpus of 50 billion tokens without data."""
     corpora = tmp_path_factory.mktemp("text")
     for vocabulary in (50257, 512):
-        for name in ("train", "held_out"):
+        for name in ("train", "held_out", *DOMAINS):
             (corpora / str(vocabulary)).mkdir(exist_ok=True)
             write_sidecar(corpora / str(vocabulary) / f"{name}.json", 50_000_000_001, vocabulary)
+            for suffix in (".bin", ".idx"):  # a data-path file lists only what exists
+                (corpora / str(vocabulary) / name).with_suffix(suffix).touch()
 
     @cache
     def runs(name: str) -> list[PlannedRun]:
-        folder = corpora / ("512" if name in ("law_cpu", "study_optimizer_cpu") else "50257")
+        folder = corpora / ("512" if name.endswith(SMALL) else "50257")
         words = [f"run.dataset.path_train={folder / 'train'}", f"run.dataset.path_eval={folder / 'held_out'}"]
         path = root / "examples_scaling" / "training" / f"{name}.yaml"
+        if "mixtures:" in path.read_text():
+            words += [f"directory={corpora / name}"]
+            words += [f"mixtures.domains.{domain}={folder / domain} unique=100000" for domain in DOMAINS]
         if "path_test:" in path.read_text():
             words.append(f"run.dataset.path_test={folder / 'held_out'}")
         return expand_study(read_study_plan(path, words))
