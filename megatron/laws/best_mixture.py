@@ -110,8 +110,10 @@ def find_best_mixture(
     if unique is None and law.runs.U is not None:
         U = law.runs.U.min(axis=0)  # a run without a domain has Inf
     _list_values(law, "bounds", dict.fromkeys(bounds or {}, 0.0), 0.0)
+    # a domain may have at most max_epochs U tokens of D
     search = _Search(law, *_find_bounds(law, bounds or {}, max_epochs * U / D), N, D, U)
     room = search.high - search.low
+    # the first point is within the bounds: all shares at the same fraction of their range
     best = search.minimise(search.low + room * (1 - search.low.sum()) / max(float(room.sum()), 1e-300))
     trained = law.mixtures
     others = {TRAINED: trained[(law.log_loss(search.place(trained))[0] + law.effects).argmin()]}
@@ -134,6 +136,7 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
     for r in range(1, len(law.thetas[0])):
         row = slice(r, r + 1)
         points = search.place(np.array([search.minimise(best, row), *others.values()]))
+        # by the replicate, which chose the optimum, and by the fit, which stands for the truth
         claimed, actual = (law.log_loss(points, at)[0] for at in (row, FIT))
         errors.append((claimed - claimed[0]) - (actual - actual[0]))
     middle, top = np.quantile(errors, [0.5, (1 + expanded_level(LEVEL, len(law.effects))) / 2], axis=0)

@@ -46,8 +46,10 @@ def lower_envelope(C: np.ndarray, L: np.ndarray, width: float = 1.6) -> tuple[np
     """
     order = np.argsort(C, kind="stable")
     C, L = C[order], L[order]
+    # C = [1, 1.2, 2, 4] and width 1.6: bins 0, 0, 1, 2
     bins = np.floor(np.log(C / C[0]) / np.log(width)).astype(int)
     best = np.array([rows[L[rows].argmin()] for rows in (np.flatnonzero(bins == b) for b in np.unique(bins))])
+    # the first bin is never dropped, and a bin above any before it is not optimal
     falls = np.minimum.accumulate(L[best]) == L[best]
     return C[best][falls], L[best][falls]
 
@@ -81,6 +83,7 @@ def forecast_by_power(
     x: np.ndarray, y: np.ndarray, at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Forecast by a straight line of log L against log C."""
+    # centred, so that level and slope are nearly independent
     line = np.polyfit(x, y, 1)
     columns, ahead = (np.stack([np.ones_like(v), v - x.mean()], axis=-1) for v in (x, at))
     return _linearised(np.polyval(line, at), y - np.polyval(line, x), columns, ahead)
@@ -98,9 +101,12 @@ def forecast_by_floor(
         log_floor, log_scale, log_slope = constants
         return np.logaddexp(log_floor, log_scale - np.exp(log_slope) * (points - centre))
 
+    # E = share e of the lowest loss; the rest is K C^-g at the mean of log C. The search is local, so
+    # it starts from several shares and slopes.
     starts = [(np.log(e) + lowest, np.log1p(-e) + np.median(y), np.log(g)) for e, g in FLOOR_STARTS]
     fits = [least_squares(lambda c: np.exp(log_curve(c, x)) - np.exp(y), start) for start in starts]
     best = min(fits, key=lambda fit: fit.cost).x
+    # central differences of log L by the three constants
     step = 1e-5 * np.eye(3)
     columns, ahead = (
         np.stack([(log_curve(best + d, v) - log_curve(best - d, v)) / 2e-5 for d in step], axis=-1)
@@ -139,13 +145,16 @@ def score_ladders(
     for ladder in ladders:
         x, y = np.log(ladder.C), np.log(ladder.L)
         for factor in factors:
+            # 1e-9: a point exactly at the limit is fitted
             is_fitted = ladder.C[-1] / factor * (1 + 1e-9) >= ladder.C
             if is_fitted.sum() < MIN_POINTS or np.ptp(x[is_fitted]) < np.log(MIN_SPAN):
                 continue
+            # points just beyond the fit are no test of a far forecast
             is_scored = ~is_fitted & (x - x[is_fitted].max() > np.log(factor / 3))
             measured = y[is_scored]
             for method, forecast in methods.items():
                 value, low, high = forecast(x[is_fitted], y[is_fitted], x[is_scored])
+                # the distance of a point from its interval; 0 inside
                 missed = np.maximum(low - measured, 0) + np.maximum(measured - high, 0)
                 columns = {
                     "C": ladder.C[is_scored],
@@ -212,6 +221,7 @@ def choose_without_each(
     from pandas import concat  # slow import
 
     tables = [score_ladders(ladders, {"trend": forecast_by_trend(prior)}, factors) for prior in priors]
+    # one mean per source and factor: a source with many ladders does not outvote the others
     means = [np.log(table.groupby(["source", "factor"])["score"].mean()) for table in tables]
     chosen, rows = {}, []
     for source in tables[0]["source"].unique():
@@ -229,6 +239,7 @@ def cluster_interval(inside: np.ndarray, groups: np.ndarray) -> tuple[float, flo
     """
     share, n = float(inside.mean()), len(inside)
     sums = np.array([(inside[groups == group] - share).sum() for group in np.unique(groups)])
+    # the variance of the share if groups are independent and values within one are not
     variance = float((sums**2).sum()) / n**2
     effective = share * (1 - share) / variance if variance > 0 else 0.0
     effective = min(max(effective, len(sums)), n)

@@ -96,9 +96,11 @@ def fit_law(
     is_fast = form == "chinchilla" and residual == "log" and not fixed
     runs = CentredRuns.from_columns(N, D, L) if is_fast else None
     best, params = _fit_constants(problem, runs, fixed)
+    # near the optimum the law is linear in its constants, as noise, lack of fit and groups take it
     scatter, slopes = _linearize(problem, params, fixed)
     labels = None if groups is None else _validate_groups(groups, len(N), n_free)
     dependent = groups is None and is_dependent(scatter, slopes, N)
+    # too few sizes for a bootstrap over sizes: rows stay independent, and a warning says so
     if dependent and len(np.unique(N)) > n_free:
         labels = np.unique(N, return_inverse=True)[1]
     weights = _draw_weights(len(N), n_bootstrap, seed, labels)
@@ -106,6 +108,7 @@ def fit_law(
     points, columns = problem.points, {"N": N, "D": D, "L": L} | ({} if unique is None else {"U": unique})
     # the scatter is of log L also for a fit in nats
     noise = estimate_noise(scatter, slopes, labels, points.x + points.y)
+    # runs of equal N, D and U are repetitions, whose scatter no form can explain
     cells = np.column_stack([points.x, points.y, points.u])
     lack_of_fit = check_lack_of_fit(scatter, orthonormal_basis(slopes), cells)
     diagnosis = diagnose(form, columns, params, replicates, fixed, dependent and labels is None)
@@ -224,6 +227,7 @@ def _summarize_text_error(L: np.ndarray, loss_se: ArrayLike | None) -> dict[str,
         raise ValueError("loss_se: got a negative or infinite value, expected 0 or more, or NaN")
     if not len(finite):
         return {}
+    # an error of log L, as the others: to first order that of L over L
     relative = finite / L[~np.isnan(errors)]
     medians = {"loss_se": float(np.median(finite)), "relative": float(np.median(relative))}
     return medians | {"n_runs": len(finite)}
@@ -238,6 +242,7 @@ def _draw_weights(
     whose rows have one weight (block bootstrap).
     """
     n_units = n_runs if group_indices is None else int(group_indices.max()) + 1
+    # the Bayesian bootstrap (Rubin, Ann. Stat. 9, 1981): unlike resampled rows, no weight is 0
     weights = n_units * np.random.default_rng(seed).dirichlet(np.ones(n_units), n_bootstrap)
     return weights if group_indices is None else weights[:, group_indices]
 
@@ -255,6 +260,7 @@ def _validate_groups(groups: ArrayLike, n_runs: int, n_free: int) -> np.ndarray:
 
 def _check_design(n_free: int, **design: np.ndarray) -> None:
     """Raise ValueError unless there are more distinct runs than free constants."""
+    # repetitions show the noise, and determine no constant
     n_distinct = len(np.unique(np.stack(list(design.values())), axis=1).T)
     if n_distinct <= n_free:
         raise ValueError(
@@ -272,6 +278,7 @@ def _compute_interval(
     n_units = n_groups or n_runs
     units = f"{n_units} {'groups of ' if n_groups else ''}runs"
     method = f"bootstrap of weights over {units}, percentiles expanded for their number"
+    # percentiles of few units are too narrow
     level = expanded_level(LEVEL, n_units)
     derived = optimum_exponents_from(replicates) if has_optimum else {}
     params, ends = (

@@ -76,6 +76,7 @@ class MixingLaw:
 
     def match_mixtures(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (effect on log L, variance that it leaves), each [n], of mixtures with shares W [n, k]."""
+        # [n, n_mixtures]: the largest difference of a share
         distance = np.abs(W[:, None] - self.mixtures).max(axis=-1)
         nearest, is_trained = distance.argmin(axis=1), distance.min(axis=1) < SAME_SHARE
         effect = np.where(is_trained, self.effects[nearest], 0.0)
@@ -96,12 +97,15 @@ class MixingLaw:
         runs = points if isinstance(points, MixtureRuns) else read_runs(points, self.domains)
         effect, variance = self.match_mixtures(runs.W)
         fitted = self.log_loss(runs)[0]
+        # percentiles of a bootstrap of few mixtures are too narrow: a higher level makes up for it
         wide = expanded_level(level, len(self.effects))
         ends = np.quantile(self.log_loss(runs, REPLICATES), [(1 - wide) / 2, (1 + wide) / 2], axis=0)
         columns = {"loss": np.exp(fitted + effect)}
         for name, noise in (("confidence", 0.0), ("predictive", self.noise.within)):
+            # what no fit explains: errors of the form, and for one run its noise
             half = stdtrit(self.noise.dof, (1 + level) / 2) * np.sqrt(variance + noise**2)
             for end, sign, side in zip(ends, (-1, 1), ("low", "high"), strict=True):
+                # each side adds in quadrature; an end on the wrong side of the fit counts as 0
                 step = sign * np.hypot(np.maximum(sign * (end - fitted), 0.0), half)
                 columns[f"{name}_{side}"] = np.exp(fitted + effect + step)
         return DataFrame(columns)
@@ -134,13 +138,17 @@ def fit_mixing_law(
     if n_mixtures < 2:
         raise ValueError("mixtures: got 1, expected several. Train other shares of the domains.")
     rng = np.random.default_rng(seed)
+    # all runs of a mixture are in one fold: a law must predict mixtures that it has not seen
     folds = rng.permutation(np.arange(n_mixtures) % N_FOLDS)[labels]
+    # a form has other scales for each target
     every = zip(*(mixing_form.list_forms(runs, L) for L in losses), strict=True)
     trials = [_try_form(forms, runs, losses, labels, folds) for forms in every]
     # without a second error, which is Inf, the first one decides
     best = min(trials, key=lambda at: at.errors[0] * min(at.errors[1], 1.0))
     noise = _estimate_noise(best, labels)
+    # best linear unbiased prediction: the mean residual of n runs of a mixture, shrunk by its reliability
     spared = noise.between**2 / np.maximum(noise.between**2 + noise.within**2 / counts, 1e-300)
+    # the Bayesian bootstrap (Rubin, Ann. Stat. 9, 1981), with a weight for each mixture
     units = n_mixtures * rng.dirichlet(np.ones(n_mixtures), n_bootstrap)[:, labels]
     is_open = (np.ptp(runs.W, axis=0) < SAME_SHARE) | (n_mixtures < len(domains) + MIN_SPARE)
     pairs = list(zip(best.fits, losses, strict=True))

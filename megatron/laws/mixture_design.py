@@ -38,6 +38,7 @@ def _draw_candidates(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     units = np.rint((low + (1 - low.sum()) * shares) * scale).astype(int)
     # the largest weight takes the rounding of the others, so that the sum is exactly 1
     units[np.arange(len(units)), units.argmax(axis=1)] += scale - units.sum(axis=1)
+    # equal mixtures would be one run
     units = np.unique(units, axis=0)
     is_inside = (units >= np.ceil(low * scale - 1e-9)) & (units <= np.floor(high * scale + 1e-9))
     return np.asarray(units[is_inside.all(axis=1)] / scale)

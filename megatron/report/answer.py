@@ -59,6 +59,7 @@ class Answer:
 
 def make_answer(study: Study) -> Answer:
     """Return the answer by the frontier, else by a sound law, else by the measured crossing of objectives."""
+    # in this order: what a study was made for is answered first
     scale, optima = describe_scale(study), find_answers(study)
     if optima is not None:
         verdict = describe_optimum(optima.loc[optima["is_next"]].iloc[0], study.bits_per_byte)
@@ -91,10 +92,12 @@ def find_answers(study: Study) -> pd.DataFrame | None:
         fitted, flops = law.C[1], study.main_runs["train_flops"]
     else:
         fitted, flops = select_fitted_runs(study, law)["C"].max(), study.main_runs["flops_6nd"]
+    # a forecast's run may be far beyond the fitted ones
     trained = flops.max() / fitted if flops.notna().any() else 1.0
     steps = [step for step in STEPS if step > SAME_BUDGET * trained]
     chosen = steps[0] if steps else STEPS[-1]
     optima = find_optima(law, fitted * np.array([1.0, *STEPS]))
+    # the largest fitted budget, and those beyond it, in times of it
     optima["times"] = optima["C"] / fitted
     optima["is_next"] = np.isclose(optima["times"], chosen)
     return optima if np.isfinite(optima[["N", "D", "loss"]]).all(axis=None) else None
@@ -121,6 +124,7 @@ def find_optima(law: ComputeLaw | Law, C: np.ndarray) -> pd.DataFrame:
         except OverflowError:
             return pd.DataFrame({"C": C}).reindex(columns=["C", "N", "D", "loss"])
         return frame.rename(columns={"predictive_low": "loss_low", "predictive_high": "loss_high"})
+    # bands are of the law; a run's loss scatters beyond them
     best = optimal_frontier(law, C)
     bands = frontier_bands(law, C)
     low, high = law.add_noise(best.L, *bands["L"], best.N, best.D)
@@ -146,6 +150,7 @@ def describe_optimum(at: pd.Series, bits_per_byte: float | None) -> str:
         f"At {format_exponent(at['C'])} FLOPs train {N} parameters{f' ({inside})' if inside else ''} on "
         f"{format_count(at['D'])} tokens"
     )
+    # half of the interval in log L is wider than MAX_HALF_WIDTH
     if at["loss_high"] > at["loss_low"] * math.exp(2 * MAX_HALF_WIDTH):
         return f"{start}; no forecast of the loss: 95 % interval {ends} nats per token."
     return f"{start}; expect {at['loss']:.2f} nats per token{f' ({ends})' if ends else ''}{bits}."
@@ -157,6 +162,7 @@ def describe_crossings(crossings: Sequence[MeasuredCrossover]) -> str:
     if not crossed:
         texts = join_list([format_count(at.U, 3) for at in crossings])
         return f"Masked diffusion did not pass autoregression on {texts} unique tokens."
+    # the most text, which is nearest to a real run
     at = crossed[-1]
     low, high = (math.nan if end is None else end for end in at.interval or (None, None))
     where = format_with_interval(at.C or math.nan, (low, high), format_exponent)
@@ -197,6 +203,7 @@ def describe_checks(study: Study) -> str:
         share = f"{'inside' if inside.all() else 'outside'} its 95 % interval"
     if (scored["quantity"] != RUN).any():
         return f"Checked: {format_plural(len(scored), 'forecast')}, {share}."
+    # in percent of what was predicted, as a reader compares them
     errors = 100 * (scored["observed"] / scored["predicted"] - 1).abs()
     size = format_interval((errors.min(), errors.max()), "{:.1f}".format)
     runs = "one unseen run" if len(scored) == 1 else f"{len(scored)} unseen runs"
@@ -227,6 +234,7 @@ def describe_scale(study: Study) -> str:
     runs = study.finished
     if not len(runs):
         return ""
+    # stale runs are of an earlier version of the study
     n_planned = int((study.runs["status"] != STALE).sum())
     share = "" if len(runs) == n_planned else f" of {n_planned}"
     parts = [f"{len(runs)}{share} {'run' if len(runs) == 1 else 'runs'} finished"]
@@ -273,6 +281,7 @@ def _list_frontier_warnings(law: ComputeLaw) -> list[str]:
 
 def _list_law_warnings(study: Study, law: Law) -> list[str]:
     words = list(law.warnings)
+    # runs that finished after the law was fitted
     new = set(study.main_runs.query("held_out != 1")["run"]) - set(law.runs)
     if law.runs and new:
         words.append(f"The law lacks {format_plural(len(new), 'finished run')}: fit it again.")
@@ -284,6 +293,7 @@ def _list_law_warnings(study: Study, law: Law) -> list[str]:
 def _list_extrapolations(study: Study, optima: pd.DataFrame) -> list[str]:
     words = []
     at = optima.loc[optima["is_next"]].iloc[0]
+    # the budget is always beyond the runs; its best size need not be
     sizes = select_fitted_runs(study, answering_law(study))["N"]
     low, high = sizes.min(), sizes.max()
     if len(sizes) and not low <= at["N"] <= high:
@@ -304,5 +314,6 @@ def suggest_runs(study: Study) -> str:
         return f"To do: {' '.join(suggest_next_steps(study.frontier))}"
     if study.law is None:
         return "To do: fit runs at equal compute with scaling frontier, others with tools/fit_law.py."
+    # a plan in proportion to what the study has cost so far
     flops = float(study.main_runs["flops_6nd"].sum())
     return f"To do: {suggest_plan(flops, study.folder / 'table.csv', study.law.filter)}." if flops else ""

@@ -118,6 +118,7 @@ class MixingForm:
         """Return W [P or 1, n, k] and D [n] or [P, n] of what repeated tokens are worth."""
         if not self.has_unique or runs.D is None or runs.U is None:
             return replace(runs, W=runs.W[None])
+        # tokens of each domain, [n, k]; at most as many are unique
         total = np.maximum(runs.W * runs.D[:, None], 1e-9)
         decay = np.exp(self._select(theta, "R"))[..., None]
         worth = effective_count(np.minimum(runs.U, total), total, decay)
@@ -131,11 +132,13 @@ class MixingForm:
         # exp(g log w) is 0 for w = 0
         with np.errstate(divide="ignore"):
             parts = np.exp(g[..., None] * np.log(W) + t)
+        # d log m / d t_j = -b exp(t_j) w_j^g / sum
         worth = np.maximum(parts.sum(axis=-1), 1e-300)
         return -b * np.log(worth), -b[..., None] * parts / worth[..., None]
 
     def _combine(self, theta: np.ndarray, factor: np.ndarray, runs: MixtureRuns) -> np.ndarray:
         """Return log L [P, n] from log m [P, n] and effective runs."""
+        # log E: a share of `lowest`, whose log odds are theta
         total = math.log(self.lowest) - np.logaddexp(0, -self._select(theta, "E"))
         total = total + factor * (self.place == "whole")
         if self.place == "both":
@@ -234,6 +237,7 @@ def minimise(
     form, log_loss, sd, width = fit.form, np.log(L), fit.form.moments[1], HUBER_SIGMAS * fit.sigma
 
     def value(theta: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        # Huber: squares up to `width`, lines beyond
         size = np.abs(log_loss - form.log_loss(theta, runs))
         clipped = np.minimum(size, width)
         errors = (weights[rows] * clipped * (2 * size - clipped)).sum(axis=1) / fit.sigma**2
@@ -241,6 +245,7 @@ def minimise(
 
     def derivatives(theta: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         residual, slopes = log_loss - form.log_loss(theta, runs), form.differentiate(theta, runs)
+        # as weighted least squares: a residual beyond `width` has the weight width / size
         scaled = weights[rows] * np.minimum(1, width / np.maximum(np.abs(residual), 1e-300)) / fit.sigma**2
         weighted = np.swapaxes(slopes * scaled[..., None], 1, 2)
         gradient = (theta - means[rows]) / sd**2 - (weighted @ residual[..., None])[..., 0]
