@@ -44,17 +44,18 @@ def describe_mixture(law: MixingLaw, best: BestMixture, unseen: pd.DataFrame) ->
 
 
 def _describe_unseen(law: MixingLaw, unseen: pd.DataFrame) -> list[str]:
-    """Return a line for each held-out run."""
+    """Return a line for each held-out run, and one for all."""
     if unseen.empty:
         return []
-    lines, predicted = [], law.predict(unseen).to_dict("records")
+    predicted = law.predict(unseen).set_index(unseen.index)
     measured = sum(weight * unseen[name] for name, weight in law.targets.items())
-    for name, at, loss in zip(unseen["run"], predicted, measured, strict=True):
-        verdict = "inside" if at["predictive_low"] <= loss <= at["predictive_high"] else "outside"
-        lines.append(
-            f"not fitted: {name}: predicted {_predicted(at)}, measured {format_loss(loss)}, {verdict}"
-        )
-    return lines
+    inside = measured.between(predicted["predictive_low"], predicted["predictive_high"])
+    lines = [
+        f"not fitted: {name}: predicted {_predicted(predicted.loc[i])}, measured {format_loss(measured[i])}"
+        for i, name in unseen.get("run", unseen.index.to_series() + 1).items()
+    ]
+    rank = measured.corr(predicted["loss"], method="spearman")
+    return [*lines, f"not fitted: {inside.sum()} of {len(inside)} inside, rank correlation {rank:.4f}"]
 
 
 def plot_mixtures(law: MixingLaw, best: BestMixture) -> Chart:

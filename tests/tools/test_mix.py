@@ -51,7 +51,8 @@ def test_the_best_mixture_is_found_and_compared(cli, runs: Path, tmp_path: Path)
     assert float(natural.split(": ")[1].split()[0]) == pytest.approx(100 * (1 - even / other), abs=0.1)
     # the held-out runs are those of the last mixture
     unseen = [line for line in output.splitlines() if line.startswith("not fitted")]
-    assert [line.split()[2] for line in unseen] == ["m11-1e+06:", "m11-4e+06:"]
+    assert [line.split()[2] for line in unseen[:2]] == ["m11-1e+06:", "m11-4e+06:"]
+    assert unseen[2] == "not fitted: 2 of 2 inside, rank correlation 1.0000"
     (lines,) = read_traces(page)
     assert [at["label"] for at in lines["dimensions"]] == [*DOMAINS, "loss"]
 
@@ -65,6 +66,12 @@ def test_the_answer_keeps_to_bounds_and_epochs(cli, runs: Path) -> None:
     }
     assert 0.5 <= float(rows["code"][0]) <= 0.6
     assert float(rows["wiki"][1]) == pytest.approx(2, abs=0.01) and rows["wiki"][2] == "True"
+
+
+def test_rows_without_names_are_numbered(cli, runs: Path) -> None:
+    pd.read_csv(runs).drop(columns=["run", "epochs_wiki"]).to_csv(runs, index=False)
+    output = cli("mix", runs).output
+    assert "not fitted: 12: predicted" in output and "nan" not in output.lower()
 
 
 def test_wrong_words_are_refused(cli, runs: Path) -> None:
