@@ -145,5 +145,5 @@ def describe_chart(chart: Chart, title: str, caption: str) -> Chart:
     # above the plot and its legend; a chart without a fixed height fills the window
     texts = {"text": title, "subtitle": {"text": caption}, "y": 0.98, "yanchor": "top"}
     return chart.update_layout(
-        title=texts, height=None, margin={"t": 90}, paper_bgcolor="#fff", template="plotly_white"
+        title=texts, height=None, margin={"t": 120}, paper_bgcolor="#fff", template="plotly_white"
     )
