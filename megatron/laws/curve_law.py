@@ -75,9 +75,7 @@ class CurveLaw:
         return Schedule.from_steps(step, lr, warmup_steps).loss(np.array(list(self.params.values())))
 
 
-def fit_curve_law(
-    curves: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]], warmup_steps: float = 0.0
-) -> CurveLaw:
+def fit_curve_law(curves: Sequence[Sequence[ArrayLike]], warmup_steps: float = 0.0) -> CurveLaw:
     """Fit curves, each (step, lr, loss) [n] of one model size, with the same warm-up.
 
     Raises ValueError for fewer than MIN_POINTS points, or losses that are not above 0.

@@ -1,4 +1,4 @@
-"""Laws of loss curves from tables with a row per step."""
+"""Laws of loss curves from the folders of runs, or tables with a row per step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,31 +8,41 @@ import pandas as pd
 
 from megatron.laws.curve_law import CurveLaw, fit_curve_law
 from megatron.study.selection import Columns, read_positive
-from megatron.study.table import read_table
+from megatron.study.table import read_table, read_valid_metrics
 
 
 def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps: float) -> list[str]:
     """Fit the curves of `fitted`, predict `others`, and return the text of both.
 
     A table has columns step, lr and loss; of a curve to predict a loss may be missing, as of the
-    steps to come. Raises ValueError for other values, and the errors of `read_table`.
+    steps to come. A run that is not finished has the rates of the first fitted curve from its last step
+    on. Raises ValueError for other values, and the errors of `read_table`.
     """
-    curves = []
-    for path in fitted:
-        table = read_table(path)
-        step, lr, loss = (read_positive(path, table, name) for name in ("step", "lr", Columns.L))
-        curves.append((step, lr, loss))
+    names = ("step", "lr", Columns.L)
+    tables = {path: _read_curve(path) for path in fitted}
+    curves = [[read_positive(path, table, name) for name in names] for path, table in tables.items()]
     law = fit_curve_law(curves, warmup_steps)
     constants = ", ".join(f"{name} {value:.4g}" for name, value in law.params.items())
     lines = [
         f"{law.n_curves} curves: {constants}",
         f"  mean absolute residual {law.residual:.5f} nats; constants of decays are held by a weak prior",
     ]
-    return lines + [_describe_prediction(law, path, warmup_steps) for path in others]
+    return lines + [_describe_prediction(law, path, warmup_steps, tables[fitted[0]]) for path in others]
 
 
-def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float) -> str:
-    table = read_table(path)
+def _read_curve(path: Path) -> pd.DataFrame:
+    """Return a table, or the training steps that a run logged, with a rate above 0."""
+    if not path.is_dir():
+        return read_table(path)
+    records = [at for at in read_valid_metrics(path) if at["kind"] == "train" and at["lr"] > 0]
+    # a resumed run logs the steps after its checkpoint again
+    return pd.DataFrame(records, columns=["step", "lr", Columns.L]).drop_duplicates("step", keep="last")
+
+
+def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float, planned: pd.DataFrame) -> str:
+    table = _read_curve(path)
+    if path.is_dir():
+        table = pd.concat([table, planned.loc[planned["step"] > table["step"].max(), ["step", "lr"]]])
     steps, rates = (read_positive(path, table, name) for name in ("step", "lr"))
     predicted = law.predict(steps, rates, warmup_steps)
     text = f"{path.name}: loss {predicted[-1]:.4f} at step {steps[-1]:.0f}"
@@ -42,7 +52,7 @@ def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float) -> str:
         return text
     # the curve's own level: what the law misses at the last tenth of the finished steps
     last = np.flatnonzero(done)[-max(int(done.sum()) // 10, 1) :]
-    error = np.abs(predicted - measured)[done].mean()
+    error = np.nanmean(np.abs(predicted - measured))
     text += f"; mean absolute error of {int(done.sum())} measured steps {error:.5f}"
     if not done[-1]:
         shift = float(np.mean(measured[last] - predicted[last]))

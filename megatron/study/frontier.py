@@ -148,13 +148,10 @@ def list_unseen(points: Selection) -> list[tuple[float, float]]:
 def _describe_unseen(law: RecipeLaw, C: float, L: float) -> str:
     """Return the measured loss of a point that is not fitted, beside its prediction."""
     at = law.predict(C)
-    low, high = at.predictive
     predicted = f"{format_loss(at.loss)} ({format_interval(at.predictive, format_loss)})"
-    verdict = "inside" if low <= L <= high else "outside"
-    return (
-        f"not fitted: C = {C:.2e}, {C / law.C[1]:.3g} times the largest: predicted {predicted}, measured "
-        f"{format_loss(L)}, {verdict}"
-    )
+    verdict = "inside" if at.predictive[0] <= L <= at.predictive[1] else "outside"
+    place = f"C = {C:.2e}, {C / law.C[1]:.3g} times the largest"
+    return f"not fitted: {place}: predicted {predicted}, measured {format_loss(L)}, {verdict}"
 
 
 def format_frontier_table(law: ComputeLaw, compute: Sequence[tuple[float, str]]) -> str:

@@ -75,3 +75,14 @@ def test_an_unfinished_run_is_predicted_from_its_own_level(cli, tmp_path: Path) 
     at_end = Schedule.from_steps(STEPS, SCHEDULES["wsd"]).loss(TRUTH)[-1] + 0.05
     assert "+0.0500 from the law" in line
     assert float(line.split("; ")[-1].split()[0]) == pytest.approx(at_end, abs=0.01)
+    # the same of a run's folder, which logs no rates of the steps to come: those of the first curve
+    run = tmp_path / "run"
+    run.mkdir()
+    done = pd.read_csv(files[2]).dropna().assign(kind="train")
+    done.to_json(run / "metrics.jsonl", orient="records", lines=True)
+    files = [files[2].with_name("planned.csv"), *files[:2]]
+    table = pd.DataFrame({"step": STEPS, "lr": SCHEDULES["wsd"]})
+    table.assign(loss=Schedule.from_steps(STEPS, table["lr"]).loss(TRUTH)).to_csv(files[0], index=False)
+    again = cli("curve", *files, "--predict", run).output.splitlines()[-1]
+    assert again.startswith("run: loss") and f"at step {STEPS[-1]:.0f}" in again
+    assert float(again.split("; ")[-1].split()[0]) == pytest.approx(at_end, abs=0.01)
