@@ -136,7 +136,7 @@ def fit_mixing_law(
     counts = np.bincount(labels)
     n_mixtures = len(counts)
     if n_mixtures < 2:
-        raise ValueError("mixtures: got 1, expected several. Train other shares of the domains.")
+        raise ValueError(f"mixtures: got {n_mixtures}, expected several. Train other shares of the domains.")
     rng = np.random.default_rng(seed)
     # all runs of a mixture are in one fold: a law must predict mixtures that it has not seen
     folds = rng.permutation(np.arange(n_mixtures) % N_FOLDS)[labels]

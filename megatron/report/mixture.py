@@ -54,8 +54,9 @@ def _describe_unseen(law: MixingLaw, unseen: pd.DataFrame) -> list[str]:
         f"not fitted: {name}: predicted {_predicted(predicted.loc[i])}, measured {format_loss(measured[i])}"
         for i, name in unseen.get("run", unseen.index.to_series() + 1).items()
     ]
-    rank = measured.corr(predicted["loss"], method="spearman")
-    return [*lines, f"not fitted: {inside.sum()} of {len(inside)} inside, rank correlation {rank:.4f}"]
+    rank = f", rank correlation {measured.corr(predicted['loss'], method='spearman'):.4f}"
+    # of one or two runs it says nothing
+    return [*lines, f"not fitted: {inside.sum()} of {len(inside)} inside{rank * (len(lines) > 2)}"]
 
 
 def plot_mixtures(law: MixingLaw, best: BestMixture) -> Chart:

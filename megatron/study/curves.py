@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from megatron.config.yaml_file import is_finite
 from megatron.laws.curve_law import CurveLaw, fit_curve_law
 from megatron.study.selection import Columns, read_positive
 from megatron.study.table import read_table, read_valid_metrics
+
+COLUMNS = ["step", "lr", Columns.L]
 
 
 def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps: float) -> list[str]:
@@ -18,9 +21,8 @@ def describe_curves(fitted: Sequence[Path], others: Sequence[Path], warmup_steps
     steps to come. A run that is not finished has the rates of the first fitted curve from its last step
     on. Raises ValueError for other values, and the errors of `read_table`.
     """
-    names = ("step", "lr", Columns.L)
     tables = {path: _read_curve(path) for path in fitted}
-    curves = [[read_positive(path, table, name) for name in names] for path, table in tables.items()]
+    curves = [[read_positive(path, table, name) for name in COLUMNS] for path, table in tables.items()]
     law = fit_curve_law(curves, warmup_steps)
     constants = ", ".join(f"{name} {value:.4g}" for name, value in law.params.items())
     lines = [
@@ -34,9 +36,10 @@ def _read_curve(path: Path) -> pd.DataFrame:
     """Return a table, or the training steps that a run logged, with a rate above 0."""
     if not path.is_dir():
         return read_table(path)
-    records = [at for at in read_valid_metrics(path) if at["kind"] == "train" and at["lr"] > 0]
+    # files may be from a stranger: a rate need not be a number
+    records = [at for at in read_valid_metrics(path) if at["kind"] == "train" and is_finite(at.get("lr"))]
     # a resumed run logs the steps after its checkpoint again
-    return pd.DataFrame(records, columns=["step", "lr", Columns.L]).drop_duplicates("step", keep="last")
+    return pd.DataFrame(records, columns=COLUMNS).query("lr > 0").drop_duplicates("step", keep="last")
 
 
 def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float, planned: pd.DataFrame) -> str:

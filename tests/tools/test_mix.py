@@ -52,7 +52,7 @@ def test_the_best_mixture_is_found_and_compared(cli, runs: Path, tmp_path: Path)
     # the held-out runs are those of the last mixture
     unseen = [line for line in output.splitlines() if line.startswith("not fitted")]
     assert [line.split()[2] for line in unseen[:2]] == ["m11-1e+06:", "m11-4e+06:"]
-    assert unseen[2] == "not fitted: 2 of 2 inside, rank correlation 1.0000"
+    assert unseen[2] == "not fitted: 2 of 2 inside"
     (lines,) = read_traces(page)
     assert [at["label"] for at in lines["dimensions"]] == [*DOMAINS, "loss"]
 
@@ -75,6 +75,8 @@ def test_rows_without_names_are_numbered(cli, runs: Path) -> None:
 
 
 def test_wrong_words_are_refused(cli, runs: Path) -> None:
+    pd.read_csv(runs).assign(held_out=1).to_csv(runs.with_name("none.csv"), index=False)
+    assert "mixtures: got 0, expected several" in cli("mix", runs.with_name("none.csv"), status=1).error
     assert "code=0.4" in cli("mix", runs, "--natural", "code=x", status=2).error
     assert "got domain 'cod'" in cli("mix", runs, "--bounds", "cod=0:1", status=1).error
     assert "loss_of_web: got no such column" in cli("mix", runs, "--targets", "loss_of_web", status=1).error
