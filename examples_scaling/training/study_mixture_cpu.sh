@@ -61,14 +61,18 @@ done
 for domain in code docs web books wiki; do echo "1 $out/tokens/held_out/${domain}_text_document"; done > "$out/tokens/held_out.txt"
 
 python tools/sweep.py "$study" --part grid "directory=$out"
-# the answer at twice the larger size, before its runs; the weights are the second column of its table
+# the answer at twice the larger size, before its runs: rows of domain, weight, epochs, at_bound, and the weights of the
+# best trained mixture
 answer() {
     python tools/laws.py mix "$out" --natural code=0.366 docs=0.368 web=0.188 books=0.066 wiki=0.012 \
         --size 358560 --tokens 4.0e+6 --plot "$out/mixtures.html"
 }
+weights() {
+    awk -v column="$1" '$4 == "True" || $4 == "False" {printf "%s%s: %s", sep, $1, $column; sep = ", "}' "$out/answer.txt"
+}
 answer | tee "$out/answer.txt"
-best=$(awk '$4 == "True" || $4 == "False" {printf "%s%s: %s", sep, $1, $2; sep = ", "}' "$out/answer.txt")
-python tools/sweep.py "$study" --part check "directory=$out" "mixtures.weights.best={$best}"
+python tools/sweep.py "$study" --part check "directory=$out" "mixtures.weights.best={$(weights 2)}" \
+    "mixtures.weights.trained={$(weights 5)}"
 answer # with the losses of the runs that it predicted
 python tools/collect.py "$out"
 python tools/make_report.py "$out"

@@ -29,7 +29,8 @@ class BestMixture:
     """The mixture of the lowest predicted loss.
 
     domains     data frame, a row for each: weight; epochs, NaN without unique tokens; at_bound, whether the
-                weight is a bound of the search, so that a wider search may find a lower loss
+                weight is a bound of the search, so that a wider search may find a lower loss; then the
+                weights of each mixture of `gains`
     prediction  of its loss: the row of MixingLaw.predict
     gains       data frame, a row for each mixture that it is compared with: loss; gain, the share of this
                 loss that the best mixture saves, with its 95 % confidence interval low, high; and verdict:
@@ -122,7 +123,7 @@ def find_best_mixture(
     at_bound = np.minimum(search.high - best, best - search.low) < AT_BOUND
     epochs = np.where(np.isfinite(U), best * D / U, math.nan)
     return BestMixture(
-        DataFrame({"weight": best, "epochs": epochs, "at_bound": at_bound}, index=law.domains),
+        DataFrame({"weight": best, "epochs": epochs, "at_bound": at_bound} | others, index=law.domains),
         law.predict(search.place(best[None])).iloc[0].to_dict(),
         DataFrame(_compute_gains(search, best, others), index=[*others]),
     )

@@ -42,9 +42,10 @@ def test_the_best_mixture_is_found_and_compared(cli, runs: Path, tmp_path: Path)
     page = tmp_path / "mixtures.html"
     output = cli("mix", runs, "--natural", "code=0.9", "web=0.1", "--plot", page).output
     assert "22 runs of 11 mixtures" in output and "NOT IDENTIFIED" not in output
-    weights = {line.split()[0]: line.split()[1:3] for line in output.splitlines() if line.startswith(DOMAINS)}
+    weights = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line.startswith(DOMAINS)}
     assert [float(weights[name][0]) for name in DOMAINS] == pytest.approx([1 / 3] * 3, abs=0.03)
     assert float(weights["wiki"][1]) == pytest.approx(8e7 / 3 / 1e9, abs=0.003)
+    assert [float(weights[name][-1]) for name in DOMAINS] == [0.9, 0.1, 0.0]  # the natural mixture
     natural = next(line for line in output.splitlines() if "below natural" in line)
     even, other = (true_loss(np.array(w), 4e6, 8e7) for w in ([1 / 3] * 3, [0.9, 0.1, 0.0]))
     assert natural.endswith("better")
