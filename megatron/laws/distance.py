@@ -25,8 +25,9 @@ MIN_POINTS, MIN_SPAN = 4, 3.0  # of the fitted part of a ladder: points, and fac
 LEVEL = 0.95
 FLOOR_STARTS = [(share, slope) for share in (0.1, 0.5, 0.8) for slope in (0.05, 0.15, 0.4)]
 
-# (log L, low, high), each [m], at log C [m] from the points log C [n] and log L [n]
-Forecast = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+Predicted = tuple[np.ndarray, np.ndarray, np.ndarray]  # log L, low, high, each [m]
+# at log C [m] from the points log C [n] and log L [n]
+Forecast = Callable[[np.ndarray, np.ndarray, np.ndarray], Predicted]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def split_ladders(table: "DataFrame") -> list[Ladder]:
 def forecast_by_trend(prior: TrendPrior = PRIOR) -> Forecast:
     """Return the forecast of compute_trend.py with this prior."""
 
-    def forecast(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def forecast(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> Predicted:
         trend = fit_trend(x, y, prior=prior)
         ends = np.array([trend.interval(float(point), LEVEL) for point in at])
         return np.array([trend.quantile(float(point), 0.5) for point in at]), ends[:, 0], ends[:, 1]
@@ -79,9 +80,7 @@ def forecast_by_trend(prior: TrendPrior = PRIOR) -> Forecast:
     return forecast
 
 
-def forecast_by_power(
-    x: np.ndarray, y: np.ndarray, at: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def forecast_by_power(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> Predicted:
     """Forecast by a straight line of log L against log C."""
     # centred, so that level and slope are nearly independent
     line = np.polyfit(x, y, 1)
@@ -89,9 +88,7 @@ def forecast_by_power(
     return _linearised(np.polyval(line, at), y - np.polyval(line, x), columns, ahead)
 
 
-def forecast_by_floor(
-    x: np.ndarray, y: np.ndarray, at: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def forecast_by_floor(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> Predicted:
     """Forecast by least squares of L = E + K C^-g, with E, K and g above 0."""
     from scipy.optimize import least_squares  # slow import
 
@@ -115,9 +112,7 @@ def forecast_by_floor(
     return _linearised(log_curve(best, at), y - log_curve(best, x), columns, ahead)
 
 
-def _linearised(
-    value: np.ndarray, residual: np.ndarray, columns: np.ndarray, ahead: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _linearised(value: np.ndarray, residual: np.ndarray, columns: np.ndarray, ahead: np.ndarray) -> Predicted:
     """Return (value, low, high) by the delta method: derivatives `columns` [n, p] at the fitted points."""
     dof = len(residual) - columns.shape[1]
     variance = float((residual**2).sum()) / dof

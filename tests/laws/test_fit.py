@@ -43,9 +43,9 @@ def test_derivatives_are_those_of_finite_differences(delta: float, floor: str) -
             moved = huber.project_to_zero_floor(huber.project_to_zero_floor(phi) + np.append(0.0, step))
         derivatives = huber.huber_derivatives(moved, runs, weights, delta)
         if floor == "positive":
-            derivatives = huber.transform_to_floor(moved, *derivatives)
+            derivatives = huber.transform_to_floor(moved, derivatives)
         elif floor == "zero":
-            derivatives = huber.restrict_to_zero_floor(moved, *derivatives)
+            derivatives = huber.restrict_to_zero_floor(moved, derivatives)
         return huber.huber_objective(moved, runs, weights, delta)[0], *(values[0] for values in derivatives)
 
     n = 4 if floor == "zero" else 5

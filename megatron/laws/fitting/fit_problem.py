@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron.laws.fitting.newton import Derivatives
 from megatron.laws.fitting.surface import OwnSurface, RunPoints, Surface
 
 CHUNK = 64  # problems per batch, so that their arrays stay in the CPU cache
@@ -44,9 +45,7 @@ class Problem:
             total = (weights * clipped * (r - 0.5 * clipped)).sum(axis=1)
         return np.where(np.isfinite(total), total, np.inf)
 
-    def derivatives(
-        self, theta: np.ndarray, weights: np.ndarray, free: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def derivatives(self, theta: np.ndarray, weights: np.ndarray, free: np.ndarray) -> Derivatives:
         """Return (gradient [R, p], Hessian [R, p, p], positive semidefinite majorant [R, p, p]).
 
         With slopes g = d fitted / d theta and psi = Huber' (the influence of a residual):

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron.laws.fitting.newton import Derivatives
+
 
 @dataclass(frozen=True)
 class CentredRuns:
@@ -90,9 +92,7 @@ def huber_objective(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, del
     return np.where(np.isfinite(total), total, np.inf)
 
 
-def huber_derivatives(
-    phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def huber_derivatives(phi: np.ndarray, runs: CentredRuns, weights: np.ndarray, delta: float) -> Derivatives:
     """Return (gradient [R, 5], Hessian [R, 5, 5], positive semidefinite majorant [R, 5, 5]).
 
     With g = d log Lhat / d phi and psi = Huber'(r):
@@ -135,15 +135,14 @@ def huber_derivatives(
     return gradient, hessian, np.matmul(transposed * reweighted[:, None, :], g)
 
 
-def transform_to_floor(
-    phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def transform_to_floor(phi: np.ndarray, derivatives: Derivatives) -> Derivatives:
     """Transform derivatives by phi into derivatives by (E, s, t, alpha, beta): [R, 5] and twice [R, 5, 5].
 
     The Jacobian d phi / d (E, ...) is the identity but for the row
     of c = E + s / alpha + t / beta. c is not linear, so its second
     derivatives times the gradient by c are added to the Hessian.
     """
+    gradient, hessian, majorant = derivatives
     _, s, t, alpha, beta = phi.T
     jacobian = np.broadcast_to(np.eye(5), (len(phi), 5, 5)).copy()
     # row 0 is d c / d (E, s, t, alpha, beta) = (1, 1 /
@@ -163,13 +162,11 @@ def transform_to_floor(
     return (transposed @ gradient[:, :, None])[:, :, 0], transformed, transposed @ majorant @ jacobian
 
 
-def restrict_to_zero_floor(
-    phi: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, majorant: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def restrict_to_zero_floor(phi: np.ndarray, derivatives: Derivatives) -> Derivatives:
     """Transform derivatives by phi into those by (s, t, alpha, beta) on E = 0: [R, 4] and twice [R, 4, 4]."""
     # on the surface E is constant, so its row and column are dropped
-    slope, transformed, transformed_majorant = transform_to_floor(phi, gradient, hessian, majorant)
-    return slope[:, 1:], transformed[:, 1:, 1:], transformed_majorant[:, 1:, 1:]
+    gradient, hessian, majorant = transform_to_floor(phi, derivatives)
+    return gradient[:, 1:], hessian[:, 1:, 1:], majorant[:, 1:, 1:]
 
 
 def to_floor_coordinates(phi: np.ndarray) -> np.ndarray:

@@ -19,9 +19,10 @@ GOOD_GAIN_RATIO, DAMPING_DECREASE, DAMPING_INCREASE = 0.5, 3.0, 10.0
 # (phi [r, p], indices of the problems [r]) ->
 # objective [r], Inf where it is not defined
 ObjectiveFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# (phi [r, p], indices [r]) -> (gradient [r, q], Hessian
-# [r, q, q], positive semidefinite majorant [r, q, q])
-DerivativesFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+# gradient [r, q], Hessian [r, q, q], positive semidefinite majorant [r, q, q]
+Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
+# (phi [r, p], indices [r]) -> derivatives
+DerivativesFunction = Callable[[np.ndarray, np.ndarray], Derivatives]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def iterate_huber_widths(mean_square: np.ndarray, delta: float) -> Iterator[floa
 
 def _compute_step(
     phi: np.ndarray,
-    derivative_values: tuple[np.ndarray, np.ndarray, np.ndarray],
+    derivative_values: Derivatives,
     damping: np.ndarray,
     box: Box,
 ) -> tuple[np.ndarray, np.ndarray]:

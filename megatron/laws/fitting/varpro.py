@@ -16,6 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
+from megatron.laws.fitting import newton
 from megatron.laws.fitting.huber import (
     CentredRuns,
     compute_floor,
@@ -27,7 +28,7 @@ from megatron.laws.fitting.huber import (
     to_floor_coordinates,
     transform_to_floor,
 )
-from megatron.laws.fitting.newton import Box, Minima, iterate_huber_widths, minimize_newton, solve_symmetric
+from megatron.laws.fitting.newton import Box, Derivatives, Minima
 
 EXPONENT_GRID = np.geomspace(0.05, 2.0, 24)  # exponents of the starts
 EXPONENT_BOUNDS = (0.01, 5.0)  # range of the search
@@ -154,7 +155,7 @@ def find_grid_starts(runs: CentredRuns, weights: np.ndarray, n_starts: int = N_P
             # a term may be the same for all runs of a resample:
             # the ridge keeps such a system solvable
             ridge = 1e-12 * np.trace(gram[at], axis1=1, axis2=2)[:, None, None] * np.eye(size)
-            solution = solve_symmetric(gram[at] + ridge, right[:, subset])
+            solution = newton.solve_symmetric(gram[at] + ridge, right[:, subset])
             # residual sum of squares at a least-squares
             # solution: y'Wy - solution . X'Wy, with y = 1
             rss = weights.sum() - (solution * right[:, subset]).sum(1)
@@ -199,7 +200,7 @@ def _minimize_by_narrowing(
     """
     # with an infinite width the Huber term is r^2 / 2
     mean_square = 2 * huber_objective(phi, runs, weights, np.inf) / np.maximum(weights.sum(axis=1), 1)
-    for width in iterate_huber_widths(mean_square, delta):
+    for width in newton.iterate_huber_widths(mean_square, delta):
         phi = minimize_in_phi(phi, runs, weights, width, ROUGH_ITERATIONS, floor).phi
     return minimize_in_phi(phi, runs, weights, delta, MAX_ITERATIONS, floor)
 
@@ -217,14 +218,14 @@ def minimize_in_phi(
     def compute_objective(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return huber_objective(at, runs, weights[rows], delta)
 
-    def compute_derivatives(at: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def compute_derivatives(at: np.ndarray, rows: np.ndarray) -> Derivatives:
         values = huber_derivatives(at, runs, weights[rows], delta)
-        return values if floor else restrict_to_zero_floor(at, *values)
+        return values if floor else restrict_to_zero_floor(at, values)
 
     # On E = 0 the derivatives have 4 coordinates, so Newton moves (s,
     # t, alpha, beta) only. The projection then sets c, after each step.
     box = Box(LOW, HIGH, None if floor else project_to_zero_floor)
-    return minimize_newton(phi, compute_objective, compute_derivatives, box, n_iterations)
+    return newton.minimize_newton(phi, compute_objective, compute_derivatives, box, n_iterations)
 
 
 def minimize_in_floor_coordinates(
@@ -239,18 +240,16 @@ def minimize_in_floor_coordinates(
     def compute_objective(floored: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return huber_objective(from_floor_coordinates(floored), runs, weights[rows], delta)
 
-    def compute_derivatives(
-        floored: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def compute_derivatives(floored: np.ndarray, rows: np.ndarray) -> Derivatives:
         phi = from_floor_coordinates(floored)
         # chain rule from phi, in which the derivatives are
         # cheap, to (E, s, t, alpha, beta)
-        return transform_to_floor(phi, *huber_derivatives(phi, runs, weights[rows], delta))
+        return transform_to_floor(phi, huber_derivatives(phi, runs, weights[rows], delta))
 
     # coordinate 0 is E here, and c in LOW
     low = LOW.copy()
     low[0] = 0.0
-    fitted = minimize_newton(
+    fitted = newton.minimize_newton(
         to_floor_coordinates(phi), compute_objective, compute_derivatives, Box(low, HIGH), MAX_ITERATIONS
     )
     return Minima(from_floor_coordinates(fitted.phi), fitted.objective, fitted.converged)
