@@ -35,7 +35,7 @@ import numpy as np
 
 from megatron.cli import add_action, create_parser, positive_float, run_main, shorten_path
 from megatron.io import replace_nonfinite
-from megatron.laws import downstream_curve, prediction
+from megatron.laws import downstream_curve, prediction, prediction_text
 from megatron.laws.best_mixture import find_best_mixture
 from megatron.laws.compute_law import ComputeLaw
 from megatron.laws.crossover import crossover
@@ -43,15 +43,7 @@ from megatron.laws.forms import FORM
 from megatron.laws.law import Law
 from megatron.laws.mixing_law import fit_mixing_law
 from megatron.laws.power_law import fit_power
-from megatron.laws.prediction_text import (
-    NO_INTERVAL,
-    describe_extrapolation,
-    describe_law,
-    format_ends,
-    format_range_check,
-    format_values,
-    list_warnings,
-)
+from megatron.laws.prediction_text import NO_INTERVAL
 from megatron.report import gain_text, mixture, plot_command
 from megatron.study import differences, forecast, frontier, gain, sealing
 from megatron.study.curves import describe_curves
@@ -129,7 +121,7 @@ def run_frontier(args: argparse.Namespace) -> int:
     # --check returned above: a fit with later runs must not replace the law of the prediction
     if is_study:
         runs = frontier.read_study_runs(args.runs, args.objective)
-    elif Columns.N in read_table(args.runs):
+    elif read_table(args.runs).reindex(columns=[Columns.N, Columns.D]).notna().any(axis=None):
         runs = frontier.read_table_runs(args.runs, args.objective, args.flops_by, args.where)
     else:
         return run_recipe(args)
@@ -269,13 +261,13 @@ def run_power_law(args: argparse.Namespace) -> int:
     # log y = log k + p log x; se(log y) = se(y) / y to first order
     law = fit_power(x, y, None if sigma is None else sigma / y)
     print(f"{names[1]} = {law.coefficient:.5g} {names[0]}^{law.exponent:.4f}  ({len(x)} points)")
-    print(f"  exponent: 95 % confidence {format_ends(law.interval, '.4f')}")
+    print(f"  exponent: 95 % confidence {prediction_text.format_ends(law.interval, '.4f')}")
     for at in args.predict:
         note = "" if x.min() <= at <= x.max() else "  OUTSIDE the points"
         print(f"at {names[0]} = {at:.4g}: {names[1]} {law.evaluate(at):.5g}{note}")
         for kind, words in (("predictive", "one new point"), ("confidence", "the law's value")):
             ends = law.predict(at, differences.LEVEL, kind)[1:]
-            print(f"  {words}: 95 % {kind} {format_ends(ends, '.5g')}")
+            print(f"  {words}: 95 % {kind} {prediction_text.format_ends(ends, '.5g')}")
     return 0
 
 
@@ -354,35 +346,37 @@ def predict_loss(args: argparse.Namespace, law: Law, published: PublishedLaw | N
             f"--unique: got {args.unique:g} for form {law.form}, which has no term for repetition. "
             "Use a law of form data_constrained, repeated_data or over_repetition."
         )
-    about = describe_law(law)
+    about = prediction_text.describe_law(law)
     if published is not None:
         about |= {"source": published.source, "N_counts": published.counts}
     answer: dict[str, Any] = {"law": str(args.law)} | about
-    lines = [*list_warnings(about), f"{args.law}: {law.formula()}"]
+    lines = [*prediction_text.list_warnings(about), f"{args.law}: {law.formula()}"]
     predictions: list[prediction.Prediction | prediction.OptimumPrediction] = []
     if published is not None:
         lines.append(f"  {published.source}; N: {published.counts}")
     if args.N is not None:
         run = prediction.predict_run(law, args.N, args.D, args.unique)
         predictions.append(run)
-        note = describe_extrapolation(law, run.outside)
+        note = prediction_text.describe_extrapolation(law, run.outside)
         answer["prediction"] = asdict(run) | {"note": note}
         unique = "" if run.U is None else f", {run.U:.4g} of them unique"
         lines.append(f"N {run.N:.4g} parameters, D {run.D:.4g} tokens{unique}:")
-        lines += format_values(("loss in nats per token", run.loss, run.confidence, run.predictive))
-        lines += format_range_check(law, run.outside)
+        lines += prediction_text.format_values(
+            ("loss in nats per token", run.loss, run.confidence, run.predictive)
+        )
+        lines += prediction_text.format_range_check(law, run.outside)
     if args.flops is not None:
         optimum = prediction.predict_optimum(law, args.flops, args.unique)
         predictions.append(optimum)
-        note = describe_extrapolation(law, optimum.outside)
+        note = prediction_text.describe_extrapolation(law, optimum.outside)
         answer["optimum"] = asdict(optimum) | {"note": note}
         lines.append(f"C {optimum.C:.4g} FLOPs (C = 6 N D):")
-        lines += format_values(
+        lines += prediction_text.format_values(
             ("N*", optimum.N, optimum.N_confidence, None),
             ("D*", optimum.D, optimum.D_confidence, None),
             ("L*", optimum.L, optimum.L_confidence, optimum.L_predictive),
         )
-        lines += format_range_check(law, optimum.outside)
+        lines += prediction_text.format_range_check(law, optimum.outside)
     if args.json:
         print_json(answer)
     else:
@@ -506,6 +500,8 @@ def run_compare(args: argparse.Namespace) -> int:
 
     if (args.best is None) == (args.a is None) or (args.a is not None and args.b is None):
         args.refuse("expected either RUN_A and RUN_B, or --best")
+    if (args.paired and args.until is None) or (args.best and args.until is not None):
+        args.refuse("expected --paired with --until, and --until with RUN_A and RUN_B")
     table, laws = differences.read_compared(args.study, args.law)
     floors = differences.estimate_noise_floors(table, laws)
     equivalent = None
@@ -619,8 +615,9 @@ def run_mix(args: argparse.Namespace) -> int:
 
     scaling mix experiments/mixtures --natural code=0.4 web=0.6
     """
-    runs, unseen = mixture.read_mixture_runs(args.runs, args.where)
-    targets = args.targets and dict.fromkeys(args.targets, 1 / len(args.targets))
+    runs, unseen, warnings = mixture.read_mixture_runs(args.runs, args.where)
+    names = dict.fromkeys(args.targets or ())
+    targets = dict.fromkeys(names, 1 / max(len(names), 1))
     law = fit_mixing_law(runs, targets=targets)
     best = find_best_mixture(
         law,
@@ -630,7 +627,8 @@ def run_mix(args: argparse.Namespace) -> int:
         max_epochs=args.max_epochs,
         compared={"natural": {name: weights[0] for name, weights in args.natural}} if args.natural else {},
     )
-    print("\n".join(mixture.describe_mixture(law, best, unseen)))
+    lines = mixture.describe_mixture(law, best, unseen)
+    print("\n".join([*lines, *(f"warning: {warning}" for warning in warnings)]))
     if args.plot:
         plot_command.write_figure(args.plot, mixture.plot_mixtures(law, best))
     return 0

@@ -38,4 +38,4 @@ python tools/collect.py "$out" --out "$out/table.csv" > "$out/table.txt"
 python tools/fit_law.py "$out/table.csv" --form chinchilla --objective autoregressive --out "$out/law.json" > "$out/law.txt"
 echo
 python tools/make_report.py "$out"
-echo "next: add a budget to the cells of $study, and run this command again"
+echo "next: in $study add a budget to the cells and move size: best to more FLOPs, then run this command again"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from megatron.laws.fitting.mixing_form import MixtureRuns
 from megatron.laws.law import expanded_level
@@ -31,7 +32,7 @@ class BestMixture:
     domains     data frame, a row for each: weight; epochs, NaN without unique tokens; at_bound, whether the
                 weight is a bound of the search, so that a wider search may find a lower loss; then the
                 weights of each mixture of `gains`
-    prediction  of its loss: the row of MixingLaw.predict
+    prediction  of its loss: the row of MixingLaw.predict; and N and D, 1 where the table has none
     gains       data frame, a row for each mixture that it is compared with: loss; gain, the share of this
                 loss that the best mixture saves, with its 95 % confidence interval low, high; and verdict:
                 BETTER if the interval is above 0, otherwise NOT_SHOWN
@@ -103,14 +104,13 @@ def find_best_mixture(
     """
     from pandas import DataFrame  # slow import
 
-    N, D = (
-        float(given if given is not None else 1.0 if runs is None else runs.max())
-        for given, runs in ((N, law.runs.N), (D, law.runs.D))
-    )
-    U = _list_values(law, "unique", unique or {}, math.inf)
-    if unique is None and law.runs.U is not None:
-        U = law.runs.U.min(axis=0)  # a run without a domain has Inf
-    _list_values(law, "bounds", dict.fromkeys(bounds or {}, 0.0), 0.0)
+    sizes = [np.ones(len(law.runs.W)) if at is None else at for at in (law.runs.N, law.runs.D)]
+    largest = np.lexsort(sizes[::-1])[-1]  # of the largest N, the most tokens
+    N, D = (float(at[largest] if given is None else given) for given, at in zip((N, D), sizes, strict=True))
+    # a run without a domain has Inf
+    U = _list_values(law, "unique", unique or {}, math.inf if law.runs.U is None else law.runs.U.min(axis=0))
+    if max_epochs < math.inf and np.isinf(U).all():
+        raise ValueError("max_epochs: got no domain with unique tokens. Add columns epochs_DOMAIN.")
     # a domain may have at most max_epochs U tokens of D
     search = _Search(law, *_find_bounds(law, bounds or {}, max_epochs * U / D), N, D, U)
     room = search.high - search.low
@@ -119,12 +119,12 @@ def find_best_mixture(
     trained = law.mixtures
     others = {TRAINED: trained[(law.log_loss(search.place(trained))[0] + law.effects).argmin()]}
     for name, shares in (compared or {}).items():
-        others[name] = normalise_shares(_list_values(law, name, shares, 0.0)[None])[0]
+        others[name] = normalise_shares(_list_values(law, name, shares, 0.0)[None], law.domains)[0]
     at_bound = np.minimum(search.high - best, best - search.low) < AT_BOUND
     epochs = np.where(np.isfinite(U), best * D / U, math.nan)
     return BestMixture(
         DataFrame({"weight": best, "epochs": epochs, "at_bound": at_bound} | others, index=law.domains),
-        law.predict(search.place(best[None])).iloc[0].to_dict(),
+        law.predict(search.place(best[None])).iloc[0].to_dict() | {"N": N, "D": D},
         DataFrame(_compute_gains(search, best, others), index=[*others]),
     )
 
@@ -155,21 +155,22 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
     return {name: values[1:] for name, values in columns.items()}
 
 
-def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default: float) -> np.ndarray:
+def _list_values(law: MixingLaw, name: str, values: Mapping[str, float], default: ArrayLike) -> np.ndarray:
     """Return the values [k] of all domains. Raises ValueError for another domain."""
-    for domain in values:
+    listed = np.full(len(law.domains), default, dtype=float)
+    for domain, value in values.items():
         if domain not in law.domains:
             raise ValueError(f"{name}: got domain '{domain}', expected one of {', '.join(law.domains)}")
-    return np.array([values.get(domain, default) for domain in law.domains], dtype=float)
+        listed[law.domains.index(domain)] = value
+    return listed
 
 
 def _find_bounds(
     law: MixingLaw, bounds: Mapping[str, tuple[float, float]], most: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    low, high = law.mixtures.min(axis=0), law.mixtures.max(axis=0)
-    for name, ends in bounds.items():
-        at = law.domains.index(name)
-        low[at], high[at] = ends
+    trained = (law.mixtures.min(axis=0), law.mixtures.max(axis=0))
+    given = ({name: ends[i] for name, ends in bounds.items()} for i in range(2))
+    low, high = (_list_values(law, "bounds", *at) for at in zip(given, trained, strict=True))
     high = np.minimum(high, most)
     if not (low >= 0).all() or not (low <= high).all() or not low.sum() - 1 < AT_BOUND > 1 - high.sum():
         raise ValueError(

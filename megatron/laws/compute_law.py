@@ -49,6 +49,8 @@ LEVEL = 0.95
 SLOPE_STEP = 0.05  # in log C, of the frontier's slope
 EDGE_TOLERANCE = 1e-6  # in log C, within which a budget counts as the largest fitted one
 
+Levels = tuple[np.ndarray, np.ndarray, np.ndarray]  # log C, log L [b], relative covariance of log L [b, b]
+
 
 @dataclass(frozen=True)
 class Optimum:
@@ -317,7 +319,7 @@ def fit_compute_law(
     fewer than MIN_BUDGETS budgets of MIN_SIZES sizes.
     """
     N, D, L, C = validate_columns(N=N, D=D, L=L, C=C)
-    _check_budgets(N, C)
+    _check_budgets(N, C, L)
     centre = float(np.exp(np.log(C).mean()))
     x, log_n, y = np.log(C / centre), np.log(N), np.log(L)
     theta, basis = search_constants(x, log_n, y)
@@ -380,20 +382,16 @@ def _fit_beyond(
     return fit_trend(at, level, relative, (noise[0], float(noise[1])), prior)
 
 
-def frontier_levels(
-    law: ComputeLaw, N: ArrayLike, C: ArrayLike, L: ArrayLike
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def frontier_levels(law: ComputeLaw, N: ArrayLike, C: ArrayLike, L: ArrayLike) -> Levels:
     """Return log C and log L of the best size at each budget [b], from the n runs that the law was fitted to.
 
     The third array [b, b] is the covariance of log L in units of the variance of one run.
     """
     theta = np.array([law.params[name] for name in CONSTANTS])
     N, C, L = validate_columns(N=N, C=C, L=L)
-    covariance = np.array(law.covariance) / max(law.spread, 1e-300) ** 2
-    x, level, relative = _average_budgets(
-        theta, covariance, np.log(C / law.centre), np.log(N), np.log(L), None
-    )
-    return x + math.log(law.centre), level, relative
+    x, covariance = np.log(C / law.centre), np.array(law.covariance) / max(law.spread, 1e-300) ** 2
+    at, level, relative = _average_budgets(theta, covariance, x, np.log(N), np.log(L), None)
+    return at + math.log(law.centre), level, relative
 
 
 def _average_budgets(
@@ -403,7 +401,7 @@ def _average_budgets(
     log_n: np.ndarray,
     y: np.ndarray,
     correlation: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> Levels:
     """Return centred log C, log L at the best size and its relative covariance, for each budget."""
     best = theta[3] + theta[4] * x
     level = y - log_loss(theta, x, log_n) + log_loss(theta, x, best)
@@ -445,10 +443,13 @@ def _find_not_identified(
     return reasons
 
 
-def _check_budgets(N: np.ndarray, C: np.ndarray) -> None:
+def _check_budgets(N: np.ndarray, C: np.ndarray, L: np.ndarray) -> None:
     usable = [rows for rows in split_budgets(C) if len(np.unique(N[rows])) >= MIN_SIZES] if len(C) else []
     if len(N) < MIN_RUNS or len(usable) < MIN_BUDGETS:
         raise ValueError(
             f"frontier: got {len(N)} runs and {len(usable)} budgets of {MIN_SIZES} sizes or more, expected "
-            f"{MIN_RUNS} runs and {MIN_BUDGETS} budgets. Train several sizes at equal FLOPs."
+            f"{MIN_RUNS} runs and {MIN_BUDGETS} budgets. Train several sizes at equal FLOPs, or for one size "
+            "at each budget give a table without N and D."
         )
+    if L[usable[-1]].min() >= L[usable[0]].min():
+        raise ValueError("frontier: the losses do not fall with compute. Give tuned runs of one recipe.")

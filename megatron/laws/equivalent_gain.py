@@ -205,6 +205,16 @@ def _fit_lines(x: np.ndarray, y: np.ndarray, is_b: np.ndarray) -> tuple[float, f
     return float(slope), float(step)
 
 
+def _find_common_range(a: Ladder, b: Ladder) -> tuple[float, float]:
+    """Return the range of log C of both. Raises ValueError without common compute or losses."""
+    low, high = max(a.x.min(), b.x.min()), min(a.x.max(), b.x.max())
+    if high - low < SAME_COMPUTE:
+        raise ValueError("gain: got ladders without common compute. Train both at the same budgets.")
+    if max(a.y.min(), b.y.min()) > min(a.y.max(), b.y.max()):
+        raise ValueError("gain: got ladders without common losses. Train the better one at less compute.")
+    return float(low), float(high)
+
+
 def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     """Fit the share of compute that B needs, from two ladders.
 
@@ -218,9 +228,7 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     degree = _choose_degree(a, b)
     # log C near 40 and its square would make the columns of the fit nearly dependent
     centre, n_free = float(x.mean()), degree + 3
-    low, high = max(a.x.min(), b.x.min()), min(a.x.max(), b.x.max())
-    if high - low < SAME_COMPUTE:
-        raise ValueError("gain: got ladders without common compute. Train both at the same budgets.")
+    low, high = _find_common_range(a, b)
     # lines of equal slope through both ladders: their distance in log C
     slope, step = _fit_lines(x, y, is_b)
 

@@ -9,7 +9,8 @@ own, and the target is their weighted sum: the law of a mean is no mean of laws.
 A law is not exact. What it misses of a mixture is common to its runs at all sizes: an effect, with the
 variance `between` over mixtures. The prediction of a trained mixture contains the expected effect, given its
 residuals (best linear unbiased prediction, Henderson, Biometrics 1975), and that of another mixture its
-variance.
+variance. With one run of each mixture an effect cannot be told from noise: all of it may be an effect,
+and none is predicted.
 """
 
 import math
@@ -33,6 +34,7 @@ SUM_TOLERANCE, SAME_SHARE = 0.01, 1e-4  # of the sum of shares; difference of sh
 SIZES = ("n_params", "train_tokens")
 MIN_SPARE = 2  # mixtures beyond the number of domains
 WEIGHT, EPOCHS, LOSS = "weight_", "epochs_", "loss_of_"  # prefixes of columns
+DECAY = "weight_decay"  # a column of other tables, and no domain
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,7 +50,7 @@ class MixingLaw:
     runs            the fitted runs
     mixtures        shares [n_mixtures, k]
     effects         of each mixture on log L, and `spared`, the share of their variance that they explain
-    noise           of log L: `between` mixtures, and `within`, of runs of one mixture
+    noise           of log L: `between` mixtures, and `within`, of runs of one mixture, 0 without two of one
     not_identified  domains whose constants the runs leave open: those of equal shares in all mixtures, and
                     all with fewer mixtures than domains and MIN_SPARE
     """
@@ -116,21 +118,21 @@ def fit_mixing_law(
 ) -> MixingLaw:
     """Fit a data frame with a row for each run.
 
-    Its columns are weight_DOMAIN, n_params and train_tokens if they vary, epochs_DOMAIN of repeated domains,
-    and loss or loss_of_DOMAIN, nats per token.
+    Its columns are weight_DOMAIN (weight_decay is none), n_params and train_tokens if they vary,
+    epochs_DOMAIN of repeated domains, and loss or loss_of_DOMAIN, nats per token.
 
     targets  {column of losses: weight in the target}; default: equal weights of all loss_of_DOMAIN, or loss
 
-    Raises ValueError for missing columns, one mixture only, shares that do not sum to 1, or values that are
-    not positive numbers.
+    Raises ValueError for missing columns, one mixture only, shares that do not sum to 1, epochs of an unknown
+    domain or without tokens, or values that are not positive numbers.
     """
-    domains = [name.removeprefix(WEIGHT) for name in table.columns if name.startswith(WEIGHT)]
+    domains = [at.removeprefix(WEIGHT) for at in table.columns if at.startswith(WEIGHT) and at != DECAY]
     runs = read_runs(table, domains)
     names = [name for name in table.columns if name.startswith(LOSS)] or ["loss"]
     targets = dict(targets or dict.fromkeys(names, 1 / len(names)))
-    columns = dict(zip(targets, _read_columns(table, list(targets)).T, strict=True))
     # the target is the sum of the weighted losses
-    losses = np.array(validate_columns(**columns)) * np.array(list(targets.values()))[:, None]
+    weighted = _read_columns(table, list(targets)) * list(targets.values())
+    losses = np.array(validate_columns(**dict(zip(targets, weighted.T, strict=True))))
     rounded = np.round(runs.W / SAME_SHARE)
     _, first, labels = np.unique(rounded, axis=0, return_index=True, return_inverse=True)
     counts = np.bincount(labels)
@@ -148,13 +150,14 @@ def fit_mixing_law(
     noise = _estimate_noise(best, labels)
     # best linear unbiased prediction: the mean residual of n runs of a mixture, shrunk by its reliability
     spared = noise.between**2 / np.maximum(noise.between**2 + noise.within**2 / counts, 1e-300)
+    spared *= len(labels) > n_mixtures
     # the Bayesian bootstrap (Rubin, Ann. Stat. 9, 1981), with a weight for each mixture
     units = n_mixtures * rng.dirichlet(np.ones(n_mixtures), n_bootstrap)[:, labels]
     is_open = (np.ptp(runs.W, axis=0) < SAME_SHARE) | (n_mixtures < len(domains) + MIN_SPARE)
     pairs = list(zip(best.fits, losses, strict=True))
     return MixingLaw(
-        form=best.form.place,
-        errors={trial.form.place: trial.errors for trial in trials},
+        form=best.fits[0].form.place,
+        errors={trial.fits[0].form.place: trial.errors for trial in trials},
         domains=domains,
         targets=targets,
         forms=[fit.form for fit in best.fits],
@@ -176,7 +179,6 @@ class _Trial:
     errors           as in MixingLaw
     """
 
-    form: MixingForm
     fits: list[MixingFit]
     inside: np.ndarray
     outside: np.ndarray
@@ -197,7 +199,7 @@ def _try_form(
     effects = np.bincount(labels, residual[-2] * ~is_far) / np.maximum(np.bincount(labels, ~is_far), 1)
     far = (residual[-2] - effects[labels])[is_far]
     far_error = math.sqrt((far**2).mean()) if len(far) else math.inf
-    return _Trial(forms[0], fits, residual[-1], outside, (math.sqrt((outside**2).mean()), far_error))
+    return _Trial(fits, residual[-1], outside, (math.sqrt((outside**2).mean()), far_error))
 
 
 def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
@@ -210,7 +212,7 @@ def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
     total = max(float((trial.inside * trial.outside).mean()), mixing_form.MIN_SIGMA**2)
     # products of what differs from the mean of the mixture
     parts = [at - (np.bincount(labels, at) / counts)[labels] for at in (trial.inside, trial.outside)]
-    within = float(parts[0] @ parts[1]) / (n - len(counts)) if n > len(counts) else total
+    within = float(parts[0] @ parts[1]) / (n - len(counts)) if n > len(counts) else 0.0
     within = min(max(within, 0.0), total)
     between = total - within
     # Satterthwaite
@@ -221,24 +223,28 @@ def _estimate_noise(trial: _Trial, labels: np.ndarray) -> Noise:
 
 def read_runs(table: Any, domains: Sequence[str]) -> MixtureRuns:
     """Return the runs of a table. Raises ValueError as `fit_mixing_law`."""
-    W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]))
+    W = normalise_shares(_read_columns(table, [WEIGHT + name for name in domains]), domains)
     N, D = (validate_columns(**{name: table[name]})[0] if name in table else None for name in SIZES)
+    for name in table.columns:
+        if name.startswith(EPOCHS) and (D is None or name.removeprefix(EPOCHS) not in domains):
+            raise ValueError(f"{name}: got no {SIZES[1]}, or no weight of this domain. Add or rename it.")
     # text without a column, or of 0 epochs, is not repeated
-    epochs = [np.asarray(table.get(EPOCHS + name, np.zeros(len(W))), dtype=float) for name in domains]
-    if D is None or not np.any(epochs):
+    epochs = np.stack([table.get(EPOCHS + name, np.zeros(len(W))) for name in domains], axis=1).astype(float)
+    if D is None or not epochs.any():
         return MixtureRuns(W, N, D)
-    counts = np.stack(epochs, axis=1)
-    unique = W * D[:, None] / np.where(counts > 0, counts, np.nan)
+    unique = W * D[:, None] / np.where(epochs > 0, epochs, np.nan)
     return MixtureRuns(W, N, D, np.where(unique > 0, unique, np.inf))
 
 
-def normalise_shares(W: np.ndarray) -> np.ndarray:
+def normalise_shares(W: np.ndarray, domains: Sequence[str]) -> np.ndarray:
     """Return shares [n, k] that sum to 1 exactly. Raises ValueError where the sum is not 1 within 1 %."""
     total = W.sum(axis=1)
-    if not (W >= 0).all() or not (np.abs(total - 1) <= SUM_TOLERANCE).all():
+    is_valid = (W >= 0).all(axis=1) & (np.abs(total - 1) <= SUM_TOLERANCE)
+    if not is_valid.all():
+        row = int(is_valid.argmin())
         raise ValueError(
-            f"weights: got {W.min():.3g} as the lowest and sums of {total.min():.4g} to {total.max():.4g}, "
-            "expected 0 or more and 1. Divide the weights of each run by their sum."
+            f"weights of {', '.join(domains)}, row {row + 1}: got {W[row].round(4).tolist()} with a sum of "
+            f"{total[row]:.4g}, expected 0 or more and 1. Divide the weights of each run by their sum."
         )
     return W / total[:, None]
 

@@ -14,19 +14,8 @@ from megatron.laws.equivalent_gain import EquivalentGain
 from megatron.laws.law import Law
 from megatron.laws.prediction import OptimumPrediction, Prediction
 from megatron.laws.recipe_law import RecipeLaw
-from megatron.report.plot import (
-    ACCENT,
-    INK,
-    Chart,
-    add_band,
-    add_line,
-    add_points,
-    flops_axis,
-    log_axis,
-    make_bars,
-    make_chart,
-    ramp_colour,
-)
+from megatron.report import plot
+from megatron.report.plot import ACCENT, INK, Chart
 from megatron.study.differences import Difference
 from megatron.study.format import format_duration
 from megatron.study.frontier import list_unseen
@@ -62,9 +51,9 @@ def plot_price(runs: Sequence[PlannedRun], speed: Speed) -> Chart:
     texts = [f"{run.config.name}<br>{format_duration(s)}" for run, s in zip(runs, seconds, strict=True)]
     # short runs keep a visible point; unknown times are NaN
     widths = np.nan_to_num(6 + 30 * np.sqrt(seconds / seconds.max()), nan=8)
-    chart = make_chart()
-    add_points(chart, C, N, "runs", ACCENT, texts, size=widths.tolist(), opacity=0.6, showlegend=False)
-    chart.update_layout(xaxis=flops_axis(C), yaxis=log_axis("parameters", N))
+    chart = plot.make_chart()
+    plot.add_points(chart, C, N, "runs", ACCENT, texts, size=widths.tolist(), opacity=0.6, showlegend=False)
+    chart.update_layout(xaxis=plot.flops_axis(C), yaxis=plot.log_axis("parameters", N))
     return describe_chart(chart, "Runs of the study", "The larger a point, the longer its run takes.")
 
 
@@ -78,9 +67,9 @@ def plot_prediction(law: Law, answers: Sequence[Prediction | OptimumPrediction])
             kind, loss, interval = "optimum", at.L, at.L_predictive
         low, high = interval or (loss, loss)
         name = f"{kind}: N {at.N:.3g}, D {at.D:.3g}"
-        style = {"size": 10, "error_y": make_bars([high - loss], [loss - low])}
-        colour = ramp_colour(i, len(answers))
-        add_points(chart, [6 * at.N * at.D], [loss], name, colour, f"{loss:.4g}", **style)
+        style = {"size": 10, "error_y": plot.make_bars([high - loss], [loss - low])}
+        colour = plot.ramp_colour(i, len(answers))
+        plot.add_points(chart, [6 * at.N * at.D], [loss], name, colour, f"{loss:.4g}", **style)
     caption = "Lines: the law. Points: predictions, with the 95 % interval of one new run where it is known."
     return describe_chart(chart, law.formula(), caption)
 
@@ -114,9 +103,9 @@ def plot_differences(differences: Sequence[Difference]) -> Chart:
     x = np.array([at.difference for at in differences])
     low, high = np.array([at.interval or (at.difference, at.difference) for at in differences]).T
     names = [f"{at.a} − {at.b}" for at in differences]
-    chart = make_chart()
+    chart = plot.make_chart()
     style = {"mode": "markers", "marker": {"color": ACCENT, "size": 9}, "showlegend": False}
-    chart.add_scatter(x=x.tolist(), y=names, error_x=make_bars(high - x, x - low), **style)
+    chart.add_scatter(x=x.tolist(), y=names, error_x=plot.make_bars(high - x, x - low), **style)
     chart.add_vline(x=0, line={"color": INK, "width": 1})
     chart.update_layout(xaxis={"title": {"text": "nats per token"}})
     caption = "Left of 0: the first one is better. Bars: 95 % intervals; none: not known."
@@ -127,13 +116,13 @@ def plot_gain(gain: EquivalentGain, by: str) -> Chart:
     """Return the share of A's compute that B needs over compute, with its 95 % interval."""
     C = np.geomspace(*gain.C, 40)
     gains = [gain.at(c) for c in C]
-    chart = make_chart()
+    chart = plot.make_chart()
     low, high = np.array([at.interval for at in gains]).T
-    add_band(chart, C, low, high, "95 % confidence")
-    add_line(chart, C, [at.ratio for at in gains], "B needs", ACCENT, "B needs")
+    plot.add_band(chart, C, low, high, "95 % confidence")
+    plot.add_line(chart, C, [at.ratio for at in gains], "B needs", ACCENT, "B needs")
     chart.add_hline(y=1, line={"color": INK, "width": 1})
     axis = {"title": {"text": f"share of A's {UNITS[by]}"}}
-    chart.update_layout(xaxis=log_axis(f"{UNITS[by]} of A", C), yaxis=axis, showlegend=False)
+    chart.update_layout(xaxis=plot.log_axis(f"{UNITS[by]} of A", C), yaxis=axis, showlegend=False)
     return describe_chart(
         chart,
         f"{UNITS[by]} that B needs for the loss of A".capitalize(),

@@ -8,6 +8,7 @@ import pandas as pd
 
 from megatron.config.yaml_file import is_finite
 from megatron.laws.curve_law import CurveLaw, fit_curve_law
+from megatron.plan.run_dir import RESULT
 from megatron.study.selection import Columns, read_positive
 from megatron.study.table import read_table, read_valid_metrics
 
@@ -44,7 +45,10 @@ def _read_curve(path: Path) -> pd.DataFrame:
 
 def _describe_prediction(law: CurveLaw, path: Path, warmup_steps: float, planned: pd.DataFrame) -> str:
     table = _read_curve(path)
-    if path.is_dir():
+    if path.is_dir() and not (path / RESULT).exists():
+        common = table.merge(planned, on="step")
+        if not np.allclose(common["lr_x"], common["lr_y"], rtol=0.01):
+            raise ValueError(f"{path}: got other rates than the first curve. Give a table of its rates.")
         table = pd.concat([table, planned.loc[planned["step"] > table["step"].max(), ["step", "lr"]]])
     steps, rates = (read_positive(path, table, name) for name in ("step", "lr"))
     predicted = law.predict(steps, rates, warmup_steps)

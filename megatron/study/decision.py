@@ -49,10 +49,10 @@ def decide(
     paired  use the differences of runs of equal seed, which share data order and initial
             weights, and their own scatter
 
-    Raises ValueError for two objectives, without a noise floor, or without pairs.
+    Raises ValueError for two objectives, cells that share a run, without a noise floor, or without pairs.
     """
-    if a.objective != b.objective:
-        raise ValueError(f"--until: got runs of {a.objective} and {b.objective}, expected one objective.")
+    if a.objective != b.objective or set(a.runs["run"]) & set(b.runs["run"]):
+        raise ValueError("--until: expected two different cells of one objective. Name others.")
     # which of both is used must not depend on the losses: the caller decides before looking
     if paired:
         mean, sigma, dof, n = _pair(a, b)
@@ -92,8 +92,8 @@ def _pair(a: Side, b: Side) -> tuple[float, float, float, float]:
 
 def _choose_next(a: Side, b: Side) -> tuple[str, int]:
     """Return cell and seed to train next: a seed that the other cell has, else a new one."""
-    seeds = {side.name: {int(seed) for seed in side.runs["seed"]} for side in (a, b)}
+    seeds = {side.name: {int(seed) for seed in side.runs["seed"].dropna()} for side in (a, b)}
     fewer, more = sorted((a, b), key=lambda side: side.n_seeds)
     # a seed of both cells is a pair, also for a comparison that does not use pairs
     missing = sorted(seeds[more.name] - seeds[fewer.name])
-    return fewer.name, missing[0] if missing else max(seeds[fewer.name] | seeds[more.name]) + 1
+    return fewer.name, missing[0] if missing else max(seeds[fewer.name] | seeds[more.name], default=-1) + 1

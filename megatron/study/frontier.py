@@ -100,13 +100,15 @@ def read_table_runs(
     """Read the runs of a table. C is the column `flops_by`, or 6 N D for "6nd".
 
     `flops_by` defaults to train_flops if the table has that column, else to
-    6nd. Raises the errors of `selection.select_runs`.
+    6nd. The drift is that of a study beside the table. Raises the errors of `selection.select_runs`.
     """
     runs = select_runs(path, Columns(), objective, where=where)
     runs = runs.subset(~runs.held_out())
     by = flops_by or (EXACT if EXACT in runs.frame else "6nd")
     about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
-    return replace(runs, C=compute_of(path, runs, by), table=about)
+    study = path.parent / STUDY
+    drift = read_study_plan(study).slope_drift if study.is_file() else runs.drift
+    return replace(runs, C=compute_of(path, runs, by), table=about, drift=drift)
 
 
 def fit_recipe(points: Selection) -> RecipeLaw:
@@ -120,7 +122,7 @@ def fit_recipe(points: Selection) -> RecipeLaw:
 def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: Selection) -> list[str]:
     """Return the table of losses at each compute, default: 1, 10 and 100 times the largest, and notes.
 
-    Points that are not fitted are compared with their interval.
+    Points that are not fitted are compared with their interval, but for those below the fitted ones.
     """
     rows = []
     for C in compute or (law.C[1] * times for times in (1.0, *FAR)):
@@ -133,7 +135,7 @@ def describe_recipe(law: RecipeLaw, compute: Sequence[float], points: Selection)
         f"{law.n_points} points of one recipe, C = {law.C[0]:.2e} to {law.C[1]:.2e} FLOPs",
         *(line.rstrip() for line in format_table(head, rows, ("",))),
         f"irreducible loss: {low:.2f} to {high:.2f}, 95 %",
-        *(_describe_unseen(law, C, L) for C, L in list_unseen(points)),
+        *(_describe_unseen(law, C, L) for C, L in list_unseen(points) if law.C[0] <= C),
         *textwrap.wrap(describe_reach(law), WIDTH),
         *(f"warning: {warning}" for warning in points.warnings),
     ]
@@ -220,6 +222,8 @@ def describe_reach(law: ComputeLaw | RecipeLaw) -> str:
     # two digits, as 2,100 or 9.4; the search ends at FURTHEST
     reach = min(float(f"{law.furthest_forecast() / law.C[1]:.2g}"), FURTHEST)
     times = f"{reach:,.0f}" if reach >= 10 else f"{reach:g}"
+    if reach <= 1:
+        return f"No forecast beyond the largest budget is within {MAX_HALF_WIDTH:.0%}: add runs and seeds."
     start = f"Forecasts within {MAX_HALF_WIDTH:.0%} reach {times} times the largest budget"
     if reach > CHECKED:
         return f"{start}; such intervals were checked on published runs to {CHECKED:g} times."

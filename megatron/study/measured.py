@@ -11,13 +11,8 @@ import numpy as np
 import pandas as pd
 
 from megatron.io import replace_nonfinite, write_json
-from megatron.laws.measured_crossover import (
-    LEVEL,
-    MeasuredCrossover,
-    Setting,
-    fit_crossover_law,
-    measure_crossover,
-)
+from megatron.laws import measured_crossover
+from megatron.laws.measured_crossover import LEVEL, MeasuredCrossover, Setting
 from megatron.laws.power_law import PowerLaw
 from megatron.laws.prediction_text import format_ends
 from megatron.study.format import OBJECTIVE_NAMES, format_count
@@ -58,7 +53,7 @@ def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], PowerLa
     ValueError if there is no other text.
     """
     measured = [
-        measure_crossover(U, objectives[FIRST], objectives[SECOND])
+        measured_crossover.measure_crossover(U, objectives[FIRST], objectives[SECOND])
         for U, objectives in sorted(collect_settings(table).items())
         if FIRST in objectives and SECOND in objectives
     ]
@@ -67,7 +62,7 @@ def measure_study(table: pd.DataFrame) -> tuple[list[MeasuredCrossover], PowerLa
             "got no unique text with finished runs of both objectives and a test loss. Set dataset.path_test "
             "and unique_tokens in the study, and run tools/sweep.py."
         )
-    return measured, fit_crossover_law(measured)
+    return measured, measured_crossover.fit_crossover_law(measured)
 
 
 def find_text_runs(table: pd.DataFrame, U: float) -> pd.DataFrame:

@@ -14,6 +14,7 @@ each domain are exact, and known before a run.
 """
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +75,9 @@ class Mixtures:
     def by_name(self) -> dict[str, Weights]:
         """Weights of every mixture by name. Raises ValueError for bad names, domains, weights or bounds."""
         domains = list(self.domains)
+        # columns of weights have the names of files
+        if len({Path(shlex.split(str(entry))[0]).name for entry in self.domains.values()}) < len(domains):
+            raise ValueError("mixtures.domains: got two datasets of one file name. Rename the files of one.")
         chosen = {} if self.design is None else self.design.choose(domains)
         for name, weights in self.weights.items():
             check_name(str(name), "mixtures.weights")

@@ -67,7 +67,7 @@ class Selection:
         is_held_out = self.frame.reindex(columns=["held_out"])["held_out"].to_numpy(float) > 0
         if is_held_out.all():
             raise ValueError(
-                "table: got all runs marked as held out, expected some for the fit. Use --fit-all."
+                "table: got all runs marked as held out, expected some for the fit. Clear held_out of some."
             )
         if n_more:
             free = np.flatnonzero(~is_held_out)
@@ -135,7 +135,7 @@ def select_runs(
     if len(D) and D.max() < MIN_TOKENS:
         raise ValueError(
             f"{path}, column '{letters['D']}': got {D.max():g} at most, expected tokens of a whole run. "
-            "Give a column of token counts (not of billions, steps or layers) with --d-column."
+            "Give a column of token counts, not of billions, steps or layers."
         )
     U = read_positive(path, runs, columns.U) if needs_unique else None
     if needs_unique:

@@ -76,7 +76,9 @@ def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     So are values that are not of the type of their column.
     """
-    names = {name for row in rows for name in row}
+    # without a run of two corpora the table is of no mixtures
+    is_blended = any(sum(name.startswith(WEIGHT) for name in row) > 1 for row in rows)
+    names = {name for row in rows for name in row if is_blended or not name.startswith((WEIGHT, EPOCHS))}
     columns = [*COLUMNS, *sorted(name for name in names if name.startswith(PREFIXES)), NOTE]
     cells = pd.DataFrame(rows, columns=columns, dtype=object)
     frame = pd.DataFrame({name: _convert_column(cells[name], []) for name in cells})
@@ -195,9 +197,8 @@ def _read_run(run_dir: Path, study_dir: Path, now: float) -> dict[str, Any]:
 
 
 def _read_blend(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return share and epochs of each corpus of a blend; {} for one corpus."""
-    corpora = plan.get("corpora") or ()
-    uses = {str(use["name"]).removesuffix(NAME_ENDS): use for use in corpora if len(corpora) > 1}
+    """Return share and epochs of each corpus."""
+    uses = {str(use["name"]).removesuffix(NAME_ENDS): use for use in plan.get("corpora") or ()}
     shares = {f"{WEIGHT}{name}": use["share"] for name, use in uses.items()}
     return shares | {f"{EPOCHS}{name}": use["epochs"] for name, use in uses.items()}
 
@@ -341,10 +342,11 @@ def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
     name = str(cells.name)
     # a cell that is not equal to itself is NaN
     text = cells.map(lambda cell: None if cell is None or cell != cell else str(cell).strip() or None)
-    numbers = pd.to_numeric(text, errors="coerce").astype(float)
-    numbers = numbers.where(numbers.abs() <= MAX_NUMBER)
-    unreadable = numbers.isna() & text.notna()
     is_number = COLUMNS.get(name, str) is not str or name.startswith(PREFIXES)
+    # pandas writes True for a held_out of 1
+    readable = text.replace({"True": "1", "False": "0"}) if is_number else text
+    numbers = pd.to_numeric(readable, errors="coerce").astype(float).where(lambda at: at.abs() <= MAX_NUMBER)
+    unreadable = numbers.isna() & text.notna()
     if not is_number and (name in COLUMNS or unreadable.any() or numbers.isna().all()):
         return text.astype(object).where(text.notna(), None)
     if unreadable.any():

@@ -143,6 +143,12 @@ def test_the_continuation_starts_where_the_fit_ends() -> None:
     assert at.loss * 0.999 < after.loss < at.loss
 
 
+def test_losses_in_larger_units_are_predicted_alike() -> None:
+    N, D, L, C = simulate_surface(0.003, 0)
+    nats, sums = (fit_compute_law(N, D, scale * L, C).optimum(10 * BUDGETS[-1]) for scale in (1, 300))
+    assert [sums.loss, *sums.predictive] == pytest.approx([300 * at for at in (nats.loss, *nats.predictive)])
+
+
 def test_alpha_and_beta_are_one_constant_where_noise_hides_the_difference() -> None:
     law = fit_compute_law(*simulate_surface(0.02, 1))
     assert law.params["alpha"] == law.params["beta"]
@@ -166,6 +172,8 @@ def test_runs_and_predictions_that_are_not_possible_are_refused() -> None:
         fit_compute_law([], [], [], [])
     with pytest.raises(ValueError, match="L, run .*: got nan, expected a positive number"):
         fit_compute_law(N, D, np.where(np.arange(len(L)) == 3, np.nan, L), C)
+    with pytest.raises(ValueError, match="do not fall with compute"):
+        fit_compute_law(N, D, 1 / L, C)
     law = fit_compute_law(N, D, L, C)
     with pytest.raises(ValueError, match="got nan FLOPs"):
         law.predict_run(1e6, math.nan)

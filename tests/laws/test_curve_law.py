@@ -89,3 +89,9 @@ def test_an_unfinished_run_is_predicted_from_its_own_level(cli, tmp_path: Path) 
     assert cli("curve", *files, "--predict", run).output.splitlines()[-1] == again
     assert again.startswith("run: loss") and f"at step {STEPS[-1]:.0f}" in again
     assert float(again.split("; ")[-1].split()[0]) == pytest.approx(at_end, abs=0.01)
+    # a finished run has no steps to come, and other rates have others
+    (run / "result.json").write_text("{}")
+    assert f"at step {done['step'].max():.0f}" in cli("curve", *files, "--predict", run).output
+    (run / "result.json").unlink()
+    done.assign(lr=2 * done["lr"]).to_json(run / "metrics.jsonl", orient="records", lines=True)
+    assert "other rates than the first curve" in cli("curve", *files, "--predict", run, status=1).error

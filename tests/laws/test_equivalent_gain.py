@@ -157,6 +157,7 @@ def test_cells_use_the_slope_of_the_frontier() -> None:
     [
         ([1e16, 2e16, 4e16], [1e18, 2e18, 4e18], [4.0, 3.9, 3.8], "without common compute"),
         ([1e16], [1e16], [4.0], "one budget"),
+        ([1e16, 2e16, 4e16], [1e16, 2e16, 4e16], [4.0, 3.9, 3.8], "without common losses"),
         ([1e16, 2e16, 4e16], [1e16, 2e16, 4e16], [3.0, 3.1, 3.2], "do not fall"),
         ([1e16, 2e16], [1e16, 2e16], [4.0, 3.9], "4 runs for 4 constants"),
     ],
@@ -165,4 +166,4 @@ def test_ladders_without_an_answer_are_refused(
     C: list[float], other: list[float], L: list[float], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        fit_gain(ladder_of_runs(C, L), ladder_of_runs(other, L))
+        fit_gain(ladder_of_runs(C, L), ladder_of_runs(other, np.array(L) / (1 + ("losses" in words))))

@@ -86,6 +86,29 @@ def test_gain_refuses(ladders: Path, cli: Cli, a: str, options: list[str], words
     assert words in cli("gain", ladders, a, "ar-b-*", *options, status=1).error
 
 
+def test_copies_of_runs_are_no_seeds(ladders: Path, cli: Cli, tmp_path: Path) -> None:
+    frame = pd.read_csv(ladders)
+    pd.concat([frame, frame]).to_csv(tmp_path / "twice.csv", index=False)
+    once, twice = (cli("gain", path, "ar-a-*", "ar-b-*").output for path in (ladders, tmp_path / "twice.csv"))
+    assert once == twice
+
+
+def test_until_refuses_what_it_cannot_compare(ladders: Path, cli: Cli) -> None:
+    cell = ["compare", ladders, "ar-a-100k", "ar-a-100k", "--until", "0.5%"]
+    assert "expected two different cells" in cli(*cell, status=1).error
+    for flags in (["a", "b", "--paired"], ["--best", "--until", "1%"]):
+        assert "expected --paired with --until" in cli("compare", ladders, *flags, status=2).error
+
+
+def test_until_names_a_seed_where_the_runs_have_none() -> None:
+    rows = [recipe_row("a", 1e5, seed, 3.5 * (1 + 0.001 * seed)) for seed in range(3)]
+    rows += [recipe_row(name, 5e4, 0, 4.0) | {"seed": None} for name in "ab"]
+    table = make_frame(rows)
+    sides = (find_side(table, f"ar-{name}-50k-seed0") for name in "ab")
+    decision = decide(*sides, estimate_noise_floors(table), 1e-5)
+    assert (decision.verdict, decision.next_seed) == ("undecided", 0)
+
+
 def test_until_stops_with_a_decision_or_names_the_next_seed(ladders: Path, cli: Cli) -> None:
     words = cli("compare", ladders, "ar-a-50k", "ar-b-50k", "--until", "0.5%").output
     assert "Decided: ar-a-50k is worse." in words

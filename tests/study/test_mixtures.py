@@ -158,6 +158,20 @@ def test_the_table_has_weights_epochs_and_a_loss_for_each_corpus(folder: Path) -
     assert (two["loss_of_code"], two["loss_of_web"]) == (3.0, 4.0)
 
 
+def test_a_mixture_of_one_domain_is_a_row_of_the_table(folder: Path) -> None:
+    text = STUDY.replace("two: {{code: 3, web: 1}}", "pure: {{wiki: 1}}")
+    (folder / "study.yaml").write_text(
+        text.format(folder=folder, cells="{size: x, tokens: 400, mixture: [even, pure]}")
+    )
+    for run in expand_study(read_study_plan(folder / "study.yaml")):
+        run.folder.mkdir(parents=True)
+        (run.folder / PLAN).write_text(json.dumps(run.plan.as_dict()))
+    table = read_runs(folder / "study").set_index("run")
+    pure = next(row for name, row in table.iterrows() if "-pure-" in str(name))
+    assert [pure[f"weight_{name}"] for name in ("code", "web", "wiki")] == [0, 0, 1]
+    assert pure["epochs_wiki"] == 2
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -169,6 +183,7 @@ def test_the_table_has_weights_epochs_and_a_loss_for_each_corpus(folder: Path) -
         (("even: {", "m1: {"), "mixtures.weights.m1: got a name of the design"),
         (("even: {", "a/b: {"), "mixtures.weights: got the name 'a/b'"),
         (("    web: ", "    web: 3 # "), "no dataset 3.bin/.idx"),
+        (("    web: ", "    web: other/code_text_document # "), "got two datasets of one file name"),
         (("high: {code: 0.8}", "high: {code: most}"), "design.high: got"),
         (("high: {code: 0.8}", "high: {cod: 0.8}"), "did you mean 'code'"),
         (("size: x, tokens: 3000,", "size: best, flops: 1e9,"), "got size best with mixtures"),

@@ -147,6 +147,13 @@ def test_a_cell_that_is_not_a_number_is_unknown_with_a_warning(tmp_path) -> None
     ]
 
 
+def test_held_out_runs_of_pandas_are_held_out(tmp_path) -> None:
+    (tmp_path / "t.csv").write_text("run,held_out,muon\na,True,True\nb,False,False\n")
+    frame = read_table(tmp_path / "t.csv")
+    assert list(frame["held_out"]) == [1, 0] and list(frame["muon"]) == ["True", "False"]
+    assert not frame.attrs["warnings"]
+
+
 def test_finished_runs_are_done_or_without_a_status_and_have_a_loss() -> None:
     statuses, losses = ("done", None, "failed"), (2.0, 0.0, None)
     rows = [{"run": "a", "status": status, "loss": loss} for status in statuses for loss in losses]

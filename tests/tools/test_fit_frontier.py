@@ -1,6 +1,7 @@
 """Tests of scaling frontier on a table of runs."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -30,6 +31,29 @@ def test_the_optimum_of_a_table_is_that_of_its_law(cli, tmp_path: Path) -> None:
     assert best["y"] == pytest.approx([LAW.optimum(flops).N for flops in (1e12, 2e13)], rel=1e-3)
 
 
+def test_a_table_beside_its_study_has_the_drift_of_the_study(cli, tmp_path: Path) -> None:
+    RUNS.to_csv(tmp_path / "table.csv", index=False)
+    words = ("frontier", tmp_path / "table.csv", "--out", tmp_path / "law.json", "--budgets", 1e15)
+
+    def read_width() -> float:
+        line = next(line for line in cli(*words).output.splitlines() if line.strip().startswith("1.00e+15"))
+        low, high = re.findall(r"([\d.]+) to ([\d.]+)", line)[-1]  # of the loss
+        return float(high) - float(low)
+
+    default = read_width()
+    (tmp_path / "study.yaml").write_text(
+        """{name: a, directory: ., slope_drift: 0.05, run: {dataset: {path_train: c4, path_eval: c4}},
+        sizes: {x: {d_model: 16, d_ff: 16, n_heads: 2, n_layers: 1}}, cells: [{size: x, tokens: 1000}]}"""
+    )
+    assert read_width() > 1.5 * default
+
+
+def test_a_misspelled_size_is_no_recipe(cli, tmp_path: Path) -> None:
+    RUNS.rename(columns={"n_params": "params"}).to_csv(tmp_path / "table.csv", index=False)
+    error = cli("frontier", tmp_path / "table.csv", "--out", tmp_path / "law.json", status=1).error
+    assert "no column 'n_params'; did you mean 'params'?" in error
+
+
 def test_a_table_without_sizes_is_one_recipe(cli, tmp_path: Path) -> None:
     compute = np.geomspace(1e16, 1e17, 7)
     loss = 1.9 + 2.2 * (compute / 1e16) ** -0.16
@@ -48,14 +72,17 @@ def test_a_table_without_sizes_is_one_recipe(cli, tmp_path: Path) -> None:
     assert read_traces(tmp_path / "recipe.html")[-1]["mode"] == "markers"
     # rows with held_out = 1 are compared and not fitted
     more = {"flops": [*compute, 1e18, 1e19], "loss": [*loss, 1.9 + 2.2 * 100**-0.16, 9.0]}
-    pd.DataFrame(more | {"held_out": [0] * 7 + [1, 1]}).to_csv(tmp_path / "points.csv", index=False)
+    more = {"flops": [*more["flops"], 1e15], "loss": [*more["loss"], 4.0]}  # the last one is no forecast
+    # collected tables have the columns of sizes, and empty cells
+    table = pd.DataFrame(more | {"held_out": [False] * 7 + [True] * 3, "n_params": math.nan})
+    table.to_csv(tmp_path / "points.csv", index=False)
     again = cli(*words, "--plot", tmp_path / "recipe.html").output
     assert "7 points of one recipe" in again
     assert [line.split()[-1] for line in again.splitlines() if line.startswith("not fitted: ")] == [
         "inside",
         "outside",
     ]
-    assert read_traces(tmp_path / "recipe.html")[-1]["x"] == pytest.approx([1e18, 1e19])
+    assert read_traces(tmp_path / "recipe.html")[-1]["x"] == pytest.approx([1e18, 1e19, 1e15])
     wrong = cli("frontier", tmp_path / "points.csv", "--out", tmp_path / "law.json", status=1).error
     assert "no column 'train_flops'" in wrong and "--flops-by" in wrong
 

@@ -58,6 +58,20 @@ def test_the_best_mixture_is_found_and_compared(cli, runs: Path, tmp_path: Path)
     assert [at["label"] for at in lines["dimensions"]] == [*DOMAINS, "loss"]
 
 
+def test_a_size_that_no_run_shows_is_named(cli, runs: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(runs)
+    table["held_out"] = table["held_out"] == 1
+    table = table[(table.n_params == 1e6) | table.held_out]
+    table["epochs_wiki"] = table["epochs_wiki"].astype(object)
+    table.loc[table.index[0], "epochs_wiki"] = "many"
+    table.to_csv(tmp_path / "one.csv", index=False)
+    output = cli("mix", tmp_path / "one.csv", "--size", "1e8").output
+    assert "11 runs of 11 mixtures" in output and ", n_params 100M, train_tokens 20M" in output
+    assert "NOT IDENTIFIED: other n_params: all runs have 1.0M" in output
+    assert output.count("\nnot fitted: ") == 3
+    assert "warning: row 1, epochs_wiki: got 'many'" in output
+
+
 def test_the_answer_keeps_to_bounds_and_epochs(cli, runs: Path) -> None:
     words = ("mix", runs, "--tokens", 1e10, "--max-epochs", 2, "--bounds", "code=0.5:0.6")
     rows = {

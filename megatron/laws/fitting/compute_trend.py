@@ -18,6 +18,7 @@ The constants of PRIOR were chosen on published ladders, where each is predicted
 the constants that the others choose (tools/bench/extrapolate.py --choose).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +81,9 @@ class ComputeTrend:
 
     def quantile(self, x: float, share: float, noisy: bool = True) -> float:
         """Return the quantile of log L at log C = x; `noisy` includes the noise of one run."""
-        low, high = -5.0, 5.0
+        # around 0, or around losses in larger units than nats per token
+        largest = max(self.floor) + math.exp(max(self.level))
+        low, high = (end + 5 * round(math.log(largest) / 5) for end in (-5.0, 5.0))
         for _ in range(N_BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if self._probability(x, middle, noisy) < share else (low, middle)

@@ -31,7 +31,7 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron.laws.fitting.newton import Box, minimize_newton, solve_symmetric
+from megatron.laws.fitting.newton import Box, Derivatives, minimize_newton, solve_symmetric
 from megatron.laws.forms import effective_count
 
 PLACES = ("reducible", "whole", "both")
@@ -54,8 +54,9 @@ class MixtureRuns:
     def find_largest(self) -> np.ndarray:
         """Return a mask [n] of the runs of the largest N, or D; no run if neither has MIN_SIZES values."""
         for sizes in (self.N, self.D):
-            if sizes is not None and len(np.unique(sizes)) >= MIN_SIZES:
-                return np.asarray(sizes == sizes.max())
+            # sizes that round to one percent are one
+            if sizes is not None and len(np.unique(bins := np.rint(100 * np.log(sizes)))) >= MIN_SIZES:
+                return np.asarray(bins == bins.max())
         return np.zeros(len(self.W), dtype=bool)
 
 
@@ -243,7 +244,7 @@ def minimise(
         errors = (weights[rows] * clipped * (2 * size - clipped)).sum(axis=1) / fit.sigma**2
         return np.asarray(errors + (((theta - means[rows]) / sd) ** 2).sum(axis=1)) / 2
 
-    def derivatives(theta: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def derivatives(theta: np.ndarray, rows: np.ndarray) -> Derivatives:
         residual, slopes = log_loss - form.log_loss(theta, runs), form.differentiate(theta, runs)
         # as weighted least squares: a residual beyond `width` has the weight width / size
         scaled = weights[rows] * np.minimum(1, width / np.maximum(np.abs(residual), 1e-300)) / fit.sigma**2
