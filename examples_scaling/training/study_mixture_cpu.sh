@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Which mixture of five domains? Texts, tokens, 20 mixtures at two sizes, the law, its answer, and a blind check of it at
 # twice the larger size.
-#   study_mixture_cpu.sh     OUT  folder of the study    JOBS  concurrent runs (one per core)
+#   study_mixture_cpu.sh     OUT  folder of the study
 #   CODE WEB                 see tools/prepare_corpus.py --help (local; C4 in $SCALING_DATA, or c4)
 #   DOCS BOOKS WIKI          .jsonl files with a key text; default: Linux documentation of Debian (download), and from
 #                            $SCALING_DATA two books of Project Gutenberg and the Wikipedia passages of BoolQ
