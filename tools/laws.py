@@ -27,7 +27,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -618,7 +618,7 @@ def run_mix(args: argparse.Namespace) -> int:
     runs, unseen, warnings = mixture.read_mixture_runs(args.runs, args.where)
     names = dict.fromkeys(args.targets or ())
     targets = dict.fromkeys(names, 1 / max(len(names), 1))
-    law = fit_mixing_law(runs, targets=targets)
+    law = replace(fit_mixing_law(runs, targets=targets), drift=frontier.read_drift(args.runs))
     best = find_best_mixture(
         law,
         N=args.size,

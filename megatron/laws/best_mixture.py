@@ -143,7 +143,8 @@ def _compute_gains(search: _Search, best: np.ndarray, others: Mapping[str, np.nd
     middle, top = np.quantile(errors, [0.5, (1 + expanded_level(LEVEL, len(law.effects))) / 2], axis=0)
     effect, variance = law.match_mixtures(W)
     log_loss = law.log_loss(search.place(W))[0] + effect
-    # beside these errors, what the law misses of both mixtures
+    # beside these errors, what the law misses of both mixtures, and how their slopes drift apart
+    variance = variance + law.drift_variance(search.place(W))
     missed = stdtrit(law.noise.dof, (1 + LEVEL) / 2) * np.sqrt(variance + variance[0])
     half = np.hypot(top - middle, missed)
     gain = log_loss - log_loss[0] - middle

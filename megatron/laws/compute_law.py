@@ -164,8 +164,7 @@ class ComputeLaw:
         x = float(self._centred_log_compute(C))
         log_n = self.params["log_size"] + self.params["size_exponent"] * x
         # gradient of log N* = log_size + size_exponent x by the 7 constants
-        of_size = np.array([0, 0, 0, 1, x, 0, 0])
-        half_n = self._half_width(of_size, level)
+        half_n = self._half_width(np.array([0, 0, 0, 1, x, 0, 0]), level)
         N, loss = math.exp(log_n), float(self.loss(math.exp(log_n), C))
         ends = (math.exp(log_n - half_n), math.exp(log_n + half_n))
         # the ends of D are swapped: at fixed C the largest N has the fewest tokens
@@ -326,8 +325,7 @@ def fit_compute_law(
     residual = y - log_loss(theta, x, log_n)
     # [n, 7] @ [7, p]: the slopes by the p free directions
     jacobian = log_loss_slopes(theta, x, log_n) @ basis
-    n_free = basis.shape[1]
-    dof = len(y) - n_free
+    dof = len(y) - basis.shape[1]
     spread, correlation = float(np.sqrt((residual**2).sum() / dof)), None
     labels, dependent = find_groups(residual, jacobian, groups, N)
     if len(np.unique(labels)) < len(y):
@@ -378,8 +376,7 @@ def _fit_beyond(
     """
     unit = covariance / max(noise[0], 1e-300) ** 2
     at, level, relative = _average_budgets(theta, unit, x, log_n, y, correlation)
-    prior = replace(PRIOR, drift=drift)
-    return fit_trend(at, level, relative, (noise[0], float(noise[1])), prior)
+    return fit_trend(at, level, relative, (noise[0], float(noise[1])), replace(PRIOR, drift=drift))
 
 
 def frontier_levels(law: ComputeLaw, N: ArrayLike, C: ArrayLike, L: ArrayLike) -> Levels:

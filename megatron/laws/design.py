@@ -229,8 +229,7 @@ def generate_candidates(largest_flops: float, unique: float | None = None) -> Ru
 
 def build_simple_designs(budget_flops: float, n_runs: int, unique: float | None = None) -> dict[str, RunSet]:
     """Build common designs, scaled to the budget: a ladder at D/N = 20, three ladders, isoFLOP slices."""
-    steps = np.geomspace(1 / 100, 1, n_runs)
-    ladder = [(c, 20.0) for c in steps]
+    ladder = [(c, 20.0) for c in np.geomspace(1 / 100, 1, n_runs)]
     three = [(c, r) for c in np.geomspace(1 / 100, 1, max(2, n_runs // 3)) for r in (5.0, 20.0, 80.0)]
     slices = [(c, r) for c in (1 / 27, 1 / 9, 1 / 3, 1) for r in np.geomspace(2.5, 160, max(3, n_runs // 4))]
     designs = {}

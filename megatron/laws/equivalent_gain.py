@@ -264,12 +264,5 @@ def fit_gain(a: Ladder, b: Ladder) -> EquivalentGain:
     squares = float(residual @ residual) + a.dof * a.variance + b.dof * b.variance
     sigma = math.sqrt(squares / dof)
     covariance = sigma**2 * np.linalg.pinv(slopes.T @ slopes)[:2, :2]
-    return EquivalentGain(
-        (float(theta[0]), float(theta[1])),
-        covariance,
-        centre,
-        (math.exp(low), math.exp(high)),
-        sigma,
-        dof,
-        correlation,
-    )
+    constants, ends = (float(theta[0]), float(theta[1])), (math.exp(low), math.exp(high))
+    return EquivalentGain(constants, covariance, centre, ends, sigma, dof, correlation)

@@ -155,11 +155,10 @@ def split_budgets(C: np.ndarray) -> list[np.ndarray]:
 
     Gaps in log C above SAME_COMPUTE separate them.
     """
-    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cuts
-    # = [2], budgets [0, 2] and [1]
+    # C = [1e15, 3e15, 1.02e15]: order = [0, 2, 1], cut
+    # at 2, budgets [0, 2] and [1]
     order = np.argsort(C, kind="stable")
-    cuts = np.flatnonzero(np.diff(np.log(C[order])) > SAME_COMPUTE) + 1
-    return np.split(order, cuts)
+    return np.split(order, np.flatnonzero(np.diff(np.log(C[order])) > SAME_COMPUTE) + 1)
 
 
 def fit_window(

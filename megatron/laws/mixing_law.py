@@ -10,12 +10,13 @@ A law is not exact. What it misses of a mixture is common to its runs at all siz
 variance `between` over mixtures. The prediction of a trained mixture contains the expected effect, given its
 residuals (best linear unbiased prediction, Henderson, Biometrics 1975), and that of another mixture its
 variance. With one run of each mixture an effect cannot be told from noise: all of it may be an effect,
-and none is predicted.
+and none is predicted. Beyond the largest run the slope by compute drifts, for each mixture on its own, as
+in compute_trend.py.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from megatron.laws.columns import validate_columns
 from megatron.laws.fitting import mixing_form
+from megatron.laws.fitting.compute_trend import PRIOR
 from megatron.laws.fitting.mixing_form import MixingFit, MixingForm, MixtureRuns
 from megatron.laws.fitting.noise import Noise
 from megatron.laws.law import expanded_level
@@ -50,6 +52,7 @@ class MixingLaw:
     runs            the fitted runs
     mixtures        shares [n_mixtures, k]
     effects         of each mixture on log L, and `spared`, the share of their variance that they explain
+    drift           scale of the drift of the slope of log(L - E) beyond the largest run, as of TrendPrior
     noise           of log L: `between` mixtures, and `within`, of runs of one mixture, 0 without two of one
     not_identified  domains whose constants the runs leave open: those of equal shares in all mixtures, and
                     all with fewer mixtures than domains and MIN_SPARE
@@ -67,6 +70,7 @@ class MixingLaw:
     spared: np.ndarray
     noise: Noise
     not_identified: list[str]
+    drift: float = PRIOR.drift
 
     def __repr__(self) -> str:
         mark = f", NOT IDENTIFIED: {', '.join(self.not_identified)}" if self.not_identified else ""
@@ -84,6 +88,20 @@ class MixingLaw:
         effect = np.where(is_trained, self.effects[nearest], 0.0)
         return effect, self.noise.between**2 * (1 - np.where(is_trained, self.spared[nearest], 0.0))
 
+    def drift_variance(self, runs: MixtureRuns) -> np.ndarray:
+        """Return the variance of log L [n] by the drift of the slope beyond the largest N D.
+
+        The slope is known between the two largest sizes, a distance `behind`: an integrated Wiener process
+        that is known at both has at a distance d the variance d^2 (behind + d) / 3.
+        """
+        trained, at = self.runs.log_compute(), runs.log_compute()
+        # sizes within one percent are one
+        behind = trained.max() - trained[trained < trained.max() - 0.01].max(initial=trained.min())
+        ahead = np.maximum(at - trained.max(), 0.0)
+        endless = replace(runs, U=None, **dict.fromkeys(self.forms[0].centre, np.full(len(at), np.inf)))
+        reducible = 1 - np.exp(self.log_loss(endless)[0] - self.log_loss(runs)[0])
+        return np.asarray((self.drift * reducible * ahead) ** 2 * (behind + ahead) / 3)
+
     def predict(self, points: Any, level: float = LEVEL) -> Any:
         """Return a data frame: loss, and low and high ends of the confidence and predictive intervals.
 
@@ -98,6 +116,7 @@ class MixingLaw:
 
         runs = points if isinstance(points, MixtureRuns) else read_runs(points, self.domains)
         effect, variance = self.match_mixtures(runs.W)
+        variance = variance + self.drift_variance(runs)
         fitted = self.log_loss(runs)[0]
         # percentiles of a bootstrap of few mixtures are too narrow: a higher level makes up for it
         wide = expanded_level(level, len(self.effects))

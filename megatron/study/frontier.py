@@ -11,6 +11,7 @@ import pandas as pd
 
 from megatron.cli import format_table
 from megatron.laws.compute_law import FURTHEST, LEVEL, MAX_HALF_WIDTH, ComputeLaw, Optimum, fit_compute_law
+from megatron.laws.fitting.compute_trend import PRIOR
 from megatron.laws.isoflop import split_budgets
 from megatron.laws.recipe_law import RecipeLaw, RecipePrediction, fit_recipe_law
 from megatron.study.forecast import hash_record
@@ -106,9 +107,13 @@ def read_table_runs(
     runs = runs.subset(~runs.held_out())
     by = flops_by or (EXACT if EXACT in runs.frame else "6nd")
     about = {**runs.table, "objective": str(runs.filter.get("objective", "")), "flops_by": by}
-    study = path.parent / STUDY
-    drift = read_study_plan(study).slope_drift if study.is_file() else runs.drift
-    return replace(runs, C=compute_of(path, runs, by), table=about, drift=drift)
+    return replace(runs, C=compute_of(path, runs, by), table=about, drift=read_drift(path))
+
+
+def read_drift(path: Path) -> float:
+    """Return the slope_drift of a study, or of the study beside a table; without one the default."""
+    study = (path if path.is_dir() else path.parent) / STUDY
+    return read_study_plan(study).slope_drift if study.is_file() else PRIOR.drift
 
 
 def fit_recipe(points: Selection) -> RecipeLaw:

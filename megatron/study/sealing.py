@@ -208,8 +208,7 @@ def seal_text(study_dir: Path, U: float) -> list[Forecast]:
     texts = np.array([at.U for at in measured])
     if len(texts) < 2:
         raise ValueError(f"{study_dir}: got {len(texts)} unique text with both objectives, expected 2.")
-    keys = ["identity", "train_flops", "loss", "test_loss"]
-    rows = finished[keys].sort_values("identity").fillna(0)
+    rows = finished[["identity", "train_flops", "loss", "test_loss"]].sort_values("identity").fillna(0)
     data = forecast.hash_record({"runs": rows.to_numpy().tolist()})
     powers: list[tuple[str, str, PowerLaw]] = []
     for objective, best in ((FIRST, [at.first for at in measured]), (SECOND, [at.second for at in measured])):

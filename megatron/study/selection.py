@@ -78,8 +78,7 @@ class Selection:
 
     def subset(self, is_selected: np.ndarray) -> "Selection":
         """Return the runs of mask `is_selected` [n]."""
-        names = ("frame", "N", "D", "L", "U", "C", "groups")
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in ("frame", "N", "D", "L", "U", "C", "groups")}
         return replace(self, **{name: v[is_selected] for name, v in values.items() if v is not None})
 
 

@@ -1,6 +1,8 @@
 """Mixing laws: recovery, choice of the form, RegMix's table, larger sizes, coverage, refusals."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from scipy.stats import spearmanr
 
 from megatron.laws.best_mixture import BETTER, NOT_SHOWN, find_best_mixture
 from megatron.laws.fitting.mixing_form import PLACES, MixingForm, MixtureRuns
-from megatron.laws.mixing_law import MixingLaw, fit_mixing_law
+from megatron.laws.mixing_law import MixingLaw, fit_mixing_law, read_runs
 
 Truth = Callable[[np.ndarray, float, float], float]  # (shares, N, D) -> loss
 WORTH = np.array([1.0, 0.3, -0.5, 0.0, -1.0])  # log of the worth of each domain
@@ -115,6 +117,23 @@ def test_the_default_budget_is_that_of_the_largest_run() -> None:
     table["train_tokens"] = np.where(table.n_params > 6e7, 2e9, 4e9)
     best = find_best_mixture(fit_mixing_law(table, n_bootstrap=5))
     assert (best.prediction["N"], best.prediction["D"]) == (1e8, 2e9)
+
+
+def test_a_drift_of_the_slope_widens_what_is_beyond_the_runs(exact: MixingLaw) -> None:
+    points = make_table(power_truth, np.full((1, 5), 0.2), (2e8, 8e8), np.random.default_rng(0))
+    none, some = (replace(exact, drift=drift) for drift in (0.0, 0.02))
+    inside, beyond = some.drift_variance(read_runs(points, exact.domains))
+    # the reducible share of the loss; log(N D) is log 16 further, and log 4 between the two largest sizes
+    share = 1 - 1.7 / points.law[1]
+    assert inside == 0
+    spread = 0.02 * share * math.log(16) * math.sqrt(math.log(64) / 3)
+    assert math.sqrt(beyond) == pytest.approx(spread, rel=0.1)
+    widths = [np.log(law.predict(points).confidence_high / law.predict(points).loss) for law in (none, some)]
+    assert widths[1][0] == widths[0][0]
+    assert widths[1][1] == pytest.approx(math.hypot(widths[0][1], 1.96 * math.sqrt(beyond)), rel=0.1)
+    # slopes of two mixtures drift apart
+    gains = [find_best_mixture(law, N=8e8, D=1.6e10).gains.iloc[0] for law in (none, some)]
+    assert gains[1].high - gains[1].low > math.sqrt(beyond) > gains[0].high - gains[0].low
 
 
 def test_repeated_tokens_are_worth_less() -> None:

@@ -145,8 +145,7 @@ def fit_theta(problem: Problem, weights: np.ndarray, fixed: Mapping[str, float] 
     # narrow one beside it, so every start is also followed at the final width only.
     direct = minimize_in_chunks(problem, theta, all_weights, box, MAX_ITERATIONS)
     minima = concatenate_minima([minima, direct])
-    distinct = _select_distinct(minima.objective, 1e-7)
-    return minima.select(distinct)
+    return minima.select(_select_distinct(minima.objective, 1e-7))
 
 
 def _select_distinct(objective: np.ndarray, min_gap: float) -> list[int]:

@@ -92,5 +92,4 @@ class Problem:
             # that are not free: their rows are dropped here
             hessian[:, :, batch] -= np.where(free[:, None], shifted_slopes, 0.0)
         hessian = 0.5 * (hessian + np.swapaxes(hessian, 1, 2))  # forward differences are not symmetric
-        majorant = (transposed * reweighted[:, None, :]) @ slopes
-        return gradient, hessian, majorant
+        return gradient, hessian, (transposed * reweighted[:, None, :]) @ slopes

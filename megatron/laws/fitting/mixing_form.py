@@ -51,6 +51,11 @@ class MixtureRuns:
     D: np.ndarray | None = None
     U: np.ndarray | None = None
 
+    def log_compute(self) -> np.ndarray:
+        """Return log(N D) [n], without what is unknown."""
+        logs = [np.log(sizes) for sizes in (self.N, self.D) if sizes is not None]
+        return np.asarray(np.sum([np.zeros(len(self.W)), *logs], axis=0))
+
     def find_largest(self) -> np.ndarray:
         """Return a mask [n] of the runs of the largest N, or D; no run if neither has MIN_SIZES values."""
         for sizes in (self.N, self.D):
