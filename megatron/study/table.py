@@ -344,7 +344,7 @@ def _convert_column(cells: pd.Series, warnings: list[str]) -> pd.Series:
     text = cells.map(lambda cell: None if cell is None or cell != cell else str(cell).strip() or None)
     is_number = COLUMNS.get(name, str) is not str or name.startswith(PREFIXES)
     # pandas writes True for a held_out of 1
-    readable = text.replace({"True": "1", "False": "0"}) if is_number else text
+    readable = text.replace({"True": "1", "False": "0"}) if name == "held_out" else text
     numbers = pd.to_numeric(readable, errors="coerce").astype(float).where(lambda at: at.abs() <= MAX_NUMBER)
     unreadable = numbers.isna() & text.notna()
     if not is_number and (name in COLUMNS or unreadable.any() or numbers.isna().all()):

@@ -1,5 +1,6 @@
 """Tests of scaling mix on a table of runs."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,17 @@ def test_the_answer_keeps_to_bounds_and_epochs(cli, runs: Path) -> None:
     }
     assert 0.5 <= float(rows["code"][0]) <= 0.6
     assert float(rows["wiki"][1]) == pytest.approx(2, abs=0.01) and rows["wiki"][2] == "True"
+
+
+def test_the_worked_example_shows_the_output_of_its_command(cli, root: Path, tmp_path: Path) -> None:
+    pages = root / "examples_scaling/training"
+    shutil.copy(pages / "mixture_cpu/table.csv", tmp_path)
+    shutil.copy(pages / "study_mixture_cpu.yaml", tmp_path / "study.yaml")
+    text = (pages / "BEST_MIXTURE.md").read_text()
+    words = next(line for line in text.splitlines() if line.startswith("scaling mix")).split()[3:]
+    output = cli("mix", tmp_path / "table.csv", *words, "--size", 358560, "--tokens", 4e6).output
+    assert output[output.index("  predicted") :] in text
+    assert output.splitlines()[0] in text
 
 
 def test_rows_without_names_are_numbered(cli, runs: Path) -> None:
