@@ -1,5 +1,6 @@
 """Tests of scaling mix on a table of runs."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.tools.conftest import read_traces
 
 DOMAINS = ("code", "web", "wiki")
+NAMES = ("answer", "natural mixture", "best trained")  # in BEST_MIXTURE.md
 
 
 def true_loss(w: np.ndarray, size: float, tokens: float) -> float:
@@ -91,7 +93,11 @@ def test_the_worked_example_shows_the_output_of_its_command(cli, root: Path, tmp
     text = (pages / "BEST_MIXTURE.md").read_text()
     words = next(line for line in text.splitlines() if line.startswith("scaling mix")).split()[3:]
     output = cli("mix", tmp_path / "table.csv", *words, "--size", 358560, "--tokens", 4e6).output
-    assert output[output.index("  predicted") :] in text
+    assert output[output.index("  predicted") : output.index("not fitted: ")] in text
+    measured = re.findall(r"predicted ([\d.]+) .*, measured ([\d.]+)", output)
+    for name, (_, first), (_, second) in zip(NAMES, measured[::2], measured[1::2], strict=True):
+        assert f"{name} {first} and {second}" in text
+    assert "not fitted: 6 of 6 inside" in output
     assert output.splitlines()[0] in text
 
 
