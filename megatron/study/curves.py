@@ -37,8 +37,9 @@ def _read_curve(path: Path) -> pd.DataFrame:
     """Return a table, or the training steps that a run logged, with a rate above 0."""
     if not path.is_dir():
         return read_table(path)
-    # files may be from a stranger: a rate need not be a number
-    records = [at for at in read_valid_metrics(path) if at["kind"] == "train" and is_finite(at.get("lr"))]
+    logged = [at for at in read_valid_metrics(path) if at["kind"] == "train"]
+    # files may be from a stranger: a value need not be a number
+    records = [at for at in logged if all(is_finite(at.get(name)) for name in COLUMNS)]
     # a resumed run logs the steps after its checkpoint again
     return pd.DataFrame(records, columns=COLUMNS).query("lr > 0").drop_duplicates("step", keep="last")
 

@@ -81,6 +81,5 @@ def cell_gain(law: ComputeLaw, a: Side, b: Side, difference: Difference) -> Cell
     """Return the share of A's FLOPs that B needs, by a frontier's slope; None if the noise is not known."""
     if difference.se is None or difference.dof is None or not min(a.flops, b.flops) > 0:
         return None
-    return equivalent_gain.gain_of_cells(
-        law, (a.flops, b.flops), b.log_loss - a.log_loss, difference.se, difference.dof
-    )
+    step = b.log_loss - a.log_loss
+    return equivalent_gain.gain_of_cells(law, (a.flops, b.flops), step, difference.se, difference.dof)

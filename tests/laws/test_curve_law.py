@@ -85,7 +85,8 @@ def test_an_unfinished_run_is_predicted_from_its_own_level(cli, tmp_path: Path) 
     table.assign(loss=Schedule.from_steps(STEPS, table["lr"]).loss(TRUTH)).to_csv(files[0], index=False)
     again = cli("curve", *files, "--predict", run).output.splitlines()[-1]
     with (run / "metrics.jsonl").open("a") as file:  # of a stranger
-        file.write('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "lr": "x"}\n')
+        file.write('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2, "lr": "x", "loss": 3}\n')
+        file.write('{"kind": "train", "step": "x", "lr": 1, "loss": 3}\n')
     assert cli("curve", *files, "--predict", run).output.splitlines()[-1] == again
     assert again.startswith("run: loss") and f"at step {STEPS[-1]:.0f}" in again
     assert float(again.split("; ")[-1].split()[0]) == pytest.approx(at_end, abs=0.01)
