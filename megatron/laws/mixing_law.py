@@ -25,7 +25,7 @@ import numpy as np
 from megatron.laws.columns import validate_columns
 from megatron.laws.fitting import mixing_form
 from megatron.laws.fitting.compute_trend import PRIOR
-from megatron.laws.fitting.mixing_form import MixingFit, MixingForm, MixtureRuns
+from megatron.laws.fitting.mixing_form import SAME_SIZE, MixingFit, MixingForm, MixtureRuns
 from megatron.laws.fitting.noise import Noise
 from megatron.laws.law import expanded_level
 
@@ -95,8 +95,8 @@ class MixingLaw:
         that is known at both has at a distance d the variance d^2 (behind + d) / 3.
         """
         trained, at = self.runs.log_compute(), runs.log_compute()
-        # sizes within one percent are one
-        behind = trained.max() - trained[trained < trained.max() - 0.01].max(initial=trained.min())
+        # between the two largest sizes; 0 for one
+        behind = trained.max() - trained[trained < trained.max() - SAME_SIZE].max(initial=trained.min())
         ahead = np.maximum(at - trained.max(), 0.0)
         endless = replace(runs, U=None, **dict.fromkeys(self.forms[0].centre, np.full(len(at), np.inf)))
         reducible = 1 - np.exp(self.log_loss(endless)[0] - self.log_loss(runs)[0])

@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 
 from megatron.laws.best_mixture import BestMixture
+from megatron.laws.fitting.mixing_form import SAME_SIZE
 from megatron.laws.mixing_law import SIZES, MixingLaw
 from megatron.report.plot import Chart, draw_parallel
 from megatron.report.plot_command import describe_chart
 from megatron.study.format import format_count, format_digits, format_interval, format_loss
 from megatron.study.selection import filter_rows
 from megatron.study.table import read_runs, read_table
-
-SAME_SIZE = 0.01  # in log N or log D
 
 
 def read_mixture_runs(path: Path, where: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:

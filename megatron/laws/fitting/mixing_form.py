@@ -35,7 +35,8 @@ from megatron.laws.fitting.newton import Box, Derivatives, minimize_newton, solv
 from megatron.laws.forms import effective_count
 
 PLACES = ("reducible", "whole", "both")
-MIN_SIZES = 3  # for "both", whose floors only sizes show, and to hold out the largest
+# sizes for "both", whose floors only sizes show, and to hold out the largest; log distance of equal sizes
+MIN_SIZES, SAME_SIZE = 3, 0.01
 STEP = 1e-6  # of forward differences in theta
 HUBER_SIGMAS = 3.0  # residual at which squares become absolute values
 MAX_STEPS, TOLERANCE = 30, 1e-8  # of a search; share of the objective
@@ -59,8 +60,7 @@ class MixtureRuns:
     def find_largest(self) -> np.ndarray:
         """Return a mask [n] of the runs of the largest N, or D; no run if neither has MIN_SIZES values."""
         for sizes in (self.N, self.D):
-            # sizes that round to one percent are one
-            if sizes is not None and len(np.unique(bins := np.rint(100 * np.log(sizes)))) >= MIN_SIZES:
+            if sizes is not None and len(np.unique(bins := np.rint(np.log(sizes) / SAME_SIZE))) >= MIN_SIZES:
                 return np.asarray(bins == bins.max())
         return np.zeros(len(self.W), dtype=bool)
 
@@ -177,7 +177,7 @@ def list_forms(runs: MixtureRuns, L: np.ndarray) -> list[MixingForm]:
     centre = {}
     for axis, at in (("N", runs.N), ("D", runs.D)):
         # repetition changes the effective tokens of equal D
-        if at is not None and (np.ptp(np.log(at)) > 0.01 or (axis == "D" and runs.U is not None)):
+        if at is not None and (np.ptp(np.log(at)) > SAME_SIZE or (axis == "D" and runs.U is not None)):
             centre[axis] = float(np.exp(np.log(at).mean()))
     n_places = 3 if runs.find_largest().any() else min(len(centre) + 1, 2)
     lowest = float(L.min())
